@@ -49,7 +49,7 @@ class System:
     async def count_unsettled(self) -> int:
         """Evaluation tasks that runners have not settled yet."""
         backlog = await self.at.bus.backlog(runner_consumer("default", "eval"))
-        return backlog.num_pending + backlog.num_ack_pending
+        return backlog.num_unacknowledged
 
     async def until_settled(self, most: int = 0, seconds: float = 300.0) -> None:
         """Wait until runners have at most so many tasks to settle; raises TimeoutError.

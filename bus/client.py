@@ -95,7 +95,7 @@ class Bus:
     @property
     def blocked_subjects(self) -> str:
         """Subjects whose stream has no room for this process's messages, joined by commas; empty: none."""
-        return ", ".join(sorted(self._publisher.blocked))
+        return ", ".join(self._publisher.blocked_subjects)
 
     @property
     def problem(self) -> str:
@@ -105,7 +105,7 @@ class Bus:
     @property
     def storage_problem(self) -> str:
         """A sentence while messages of this process wait for storage of the server; empty: none do."""
-        return NO_STORAGE if self._publisher.without_storage else ""
+        return NO_STORAGE if self._publisher.is_without_storage else ""
 
     async def provision(
         self,

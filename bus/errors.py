@@ -61,8 +61,11 @@ class PublishFailure(Enum):
 
 
 _FENCED = {10071, 10164}
-_NO_STORAGE = {10002, 10023, 10047}
-"""Limits of the account and of the server. The stream itself has room, and no reader of it can make more."""
+FULL_ACCOUNT = 10002
+FULL_STORAGE = frozenset([10023, 10047])
+"""Error numbers of nats-server: its limits of storage, and those of a cluster's servers."""
+_NO_STORAGE = {FULL_ACCOUNT, *FULL_STORAGE}
+"""The stream itself has room, and no reader of it can make more."""
 _FATAL = {10060, 10054, 10201}
 DUPLICATE_IN_PROCESS = "is in process"
 """Server error while an earlier publish with this id is being replicated. The retry is then answered as a duplicate."""

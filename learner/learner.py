@@ -316,7 +316,7 @@ class Learner:
 
 def find_blocker(loop: TrainingLoop) -> str:
     """Say what the loop waits for, other than rollouts; empty if there is nothing."""
-    if loop.teachers is not None and loop.teachers.problem and loop.waits_for_scores:
+    if loop.teachers is not None and loop.teachers.problem and loop.is_waiting_for_scores:
         return f"a teacher: {loop.teachers.problem}"
     if loop.slow_groups.awaited:
         return f"{len(loop.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"

@@ -176,7 +176,7 @@ class TrainingLoop:
         return self.slow_groups.choose(ready, closed)
 
     @property
-    def waits_for_scores(self) -> bool:
+    def is_waiting_for_scores(self) -> bool:
         """Whether training waits for a teacher, and for nothing else: with its scores the next step would begin."""
         if self.teachers is None or self.phase != "waiting":
             return False

@@ -130,16 +130,25 @@ class Usage(Event, frozen=True, kw_only=True):
     """Time with an open model call."""
     tool_seconds: float = 0.0
     """Time with a running tool, by its spans, and no open model call."""
-    num_external_calls: NonNegativeInt = 0
-    """Calls to models that no node answers: of endpoints, or by spans of the agent."""
-    num_unpriced_calls: NonNegativeInt = 0
-    """Calls among them whose price is not known."""
-    external_cost: float = 0.0
-    """Price of the others."""
     external_models: Annotated[
         dict[Annotated[str, Meta(max_length=MAX_MODEL_NAME)], ExternalUsage], Meta(max_length=MAX_EXTERNAL_MODELS)
     ] = field(default_factory=dict)
-    """All of these calls, by model."""
+    """Calls to models that no node answers, by model: of endpoints, or by spans of the agent."""
+
+    @property
+    def num_external_calls(self) -> int:
+        """Calls to models that no node answers."""
+        return sum(each.num_calls for each in self.external_models.values())
+
+    @property
+    def num_unpriced_calls(self) -> int:
+        """Calls among them whose price is not known."""
+        return sum(each.num_unpriced_calls for each in self.external_models.values())
+
+    @property
+    def external_cost(self) -> float:
+        """Price of the others."""
+        return sum(each.cost for each in self.external_models.values())
 
 
 class AttemptResult(Event, frozen=True, kw_only=True):

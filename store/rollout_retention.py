@@ -50,7 +50,7 @@ class RolloutRetention:
                 backlog = await self._bus.backlog(learner_consumer(model))
             except NotFoundError:
                 continue
-            waiting[model] = backlog.num_ack_pending + backlog.num_pending
+            waiting[model] = backlog.num_unacknowledged
         for model in find_laggards(stream.num_messages, waiting):
             sequence = stream.last_seq + 1 - int(KEPT * stream.num_messages)
             await self._bus.reset_consumer(learner_consumer(model), sequence)

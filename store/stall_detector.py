@@ -211,8 +211,7 @@ class StallDetector:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             try:
                 num_tasks = (await self._bus.stream_state(subjects.TASKS)).num_messages
-                grading = await self._bus.backlog(GRADERS)
-                num_ungraded = grading.num_ack_pending + grading.num_pending
+                num_ungraded = (await self._bus.backlog(GRADERS)).num_unacknowledged
                 snapshot = self._take_snapshot(num_tasks, num_ungraded, await self._consumer_lags())
                 await self._update_alerts(diagnose(snapshot, self._limits))
             except (NatsError, BusError) as error:  # without the bus no alert can be published
@@ -235,8 +234,8 @@ class StallDetector:
         lags: dict[str, dict[str, int]] = {}
         names = await self._bus.consumer_names(subjects.TRAIN_ROLLOUTS)
         for reader in rollout_consumers(map(subjects.model_of_durable, filter(subjects.is_learner_durable, names))):
-            backlog = await self._bus.backlog(reader)
-            lags.setdefault(reader.filter_subject, {})[reader.durable] = backlog.num_ack_pending + backlog.num_pending
+            num_messages = (await self._bus.backlog(reader)).num_unacknowledged
+            lags.setdefault(reader.filter_subject, {})[reader.durable] = num_messages
         return lags
 
     def _take_snapshot(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningbus.common.processes.host_memory import available_bytes, has_room, total_bytes
+from lightningbus.common.processes.host_memory import HostMemory, has_room, read_memory
 
 MACHINE = 8192 * 1024
 FREE = 4096 * 1024
@@ -33,18 +33,16 @@ def first(group: Path, limit: int) -> None:
     (group / "memory.stat").write_text("inactive_file 5\ntotal_inactive_file 500000\n")
 
 
-def measure(host: Path, membership: str) -> tuple[int | None, int | None]:
+def measure(host: Path, membership: str) -> HostMemory | None:
     (host / "membership").write_text(membership)
-    paths = (host / "meminfo", host / "membership", host / "groups")
-    return available_bytes(*paths), total_bytes(*paths)
+    return read_memory(host / "meminfo", host / "membership", host / "groups")
 
 
 @pytest.mark.parametrize(("limit", "available"), [("3000000", 3000000 - 1000000 + 500000), ("1000", 0)])
 def test_the_smaller_of_machine_and_control_group_counts(host: Path, limit: str, available: int) -> None:
     second(host / "groups", limit)
     assert measure(host, "0::/\n") == (available, int(limit))
-    assert available_bytes(host / "none", host / "membership", host / "groups") is None
-    assert total_bytes(host / "none", host / "membership", host / "groups") is None
+    assert read_memory(host / "none", host / "membership", host / "groups") is None
 
 
 def test_a_group_without_a_limit_does_not_count(host: Path) -> None:
@@ -76,8 +74,7 @@ def test_a_container_that_sees_its_group_as_the_root_reads_that(host: Path, path
 
 
 def test_without_groups_the_machine_counts(host: Path) -> None:
-    paths = (host / "meminfo", host / "none", host / "none")
-    assert (available_bytes(*paths), total_bytes(*paths)) == (FREE, MACHINE)
+    assert read_memory(host / "meminfo", host / "none", host / "none") == (FREE, MACHINE)
 
 
 def test_no_room_is_taken_where_none_is_known() -> None:

@@ -43,6 +43,7 @@ ATTEMPT_SECONDS = 5.0
 RETRY_POLICY = RetryPolicy(0.05, 2.0)
 """First and longest pause between attempts; the pause is drawn from zero up to it."""
 
+STORAGE = "storage of the server"
 FULL = frozenset([PublishFailure.FULL, PublishFailure.NO_STORAGE])
 """Failures that end by themselves once somebody makes room."""
 
@@ -70,10 +71,18 @@ class Publisher:
         self._inbox = ""
         self._pending_acks: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count()
-        self.blocked: Counter[str] = Counter()
-        """Messages that wait for room in their stream, by subject."""
-        self.without_storage: Counter[str] = Counter()
-        """Messages that wait for storage of the server, by subject."""
+        self._waiting: Counter[str] = Counter()
+        """Messages that wait for room, by the subject whose stream is full, or `STORAGE`."""
+
+    @property
+    def blocked_subjects(self) -> list[str]:
+        """Subjects with messages that wait for room in their stream."""
+        return sorted(self._waiting.keys() - {STORAGE})
+
+    @property
+    def is_without_storage(self) -> bool:
+        """Whether messages wait for storage of the server."""
+        return STORAGE in self._waiting
 
     async def start(self) -> None:
         """Listen for acknowledgements; under the connection's own prefix, so once it is made."""
@@ -116,8 +125,7 @@ class Publisher:
         earlier = iter(replies)
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_POLICY)
-        waits_for: PublishFailure | None = None
-        first = True
+        full, first = "", True
         try:
             while (left := deadline - loop.time()) > 0:
                 try:
@@ -136,41 +144,42 @@ class Publisher:
                     raise FencedError(f"{subject}: another writer got there first ({ack.get('description')})")
                 if ack is not None and failure is PublishFailure.FATAL:
                     raise BusError(f"{subject}: the server refused the message ({ack.get('description')})")
-                if failure in FULL and failure is not waits_for:
-                    self._count_blocked(subject, waits_for, -1)
-                    waits_for = failure
-                    self._count_blocked(subject, waits_for, 1)
+                if failure in FULL:
+                    full = self._wait_for(STORAGE if failure is PublishFailure.NO_STORAGE else subject, full)
                 await asyncio.sleep(min(random.uniform(0, backoff.next_delay()), max(0.0, deadline - loop.time())))
         finally:
-            self._count_blocked(subject, waits_for, -1)
-        if waits_for is PublishFailure.NO_STORAGE:
+            self._wait_for("", full)
+        if full == STORAGE:
             raise StorageFullError(f"{subject}: not stored within {timeout:g} s: {NO_STORAGE}")
-        if waits_for is PublishFailure.FULL:
+        if full:
             raise StreamFullError(f"{subject}: the stream stayed full for {timeout:g} s; its readers are slow or gone")
         raise PublishTimeoutError(
             f"{subject}: no acknowledgement within {timeout:g} s; is the bus running and provisioned?"
         )
 
-    def _count_blocked(self, subject: str, reason: PublishFailure | None, change: int) -> None:
-        """Count a message that begins or ends to wait for a reason; None: it does not wait."""
-        if reason is None:
-            return
-        metrics.publishes_blocked.inc(change)
-        counts = self.without_storage if reason is PublishFailure.NO_STORAGE else self.blocked
-        was_waiting, is_first = bool(self.without_storage), not counts[subject]
-        counts[subject] += change
-        is_last = not counts[subject]
-        if is_last:
-            del counts[subject]
-        if reason is PublishFailure.NO_STORAGE:
-            if was_waiting != bool(self.without_storage):
+    def _wait_for(self, full: str, before: str) -> str:
+        """Count a message that waits for room in what is ``full``, no longer in that ``before``; return ``full``.
+
+        Each is a subject, whose stream is full, `STORAGE`, or empty: the message does not wait.
+        """
+        if full == before:
+            return full
+        if before:
+            metrics.publishes_blocked.dec()
+            self._waiting[before] -= 1
+            if not self._waiting[before]:
+                del self._waiting[before]
+                log.warning("%s: there is room again", before)
+        if full:
+            metrics.publishes_blocked.inc()
+            self._waiting[full] += 1
+            if self._waiting[full] == 1:
                 log.warning(
-                    "%s", "no message waits for storage any more" if was_waiting else f"{NO_STORAGE}; waiting for room"
+                    "%s: %s",
+                    full,
+                    NO_STORAGE if full == STORAGE else "the stream is full; waiting until its readers have made room",
                 )
-        elif is_first:
-            log.warning("%s: the stream is full; waiting until its readers have made room", subject)
-        elif is_last:
-            log.warning("%s: there is room again", subject)
+        return full
 
     async def _attempt(self, subject: str, payload: bytes, headers: dict[str, str], timeout: float) -> Reply:
         token, future = self.expect_reply(subject)

@@ -8,11 +8,10 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError
 
+from lightningbus.bus.errors import FULL_ACCOUNT, FULL_STORAGE
+
 NO_CLUSTER = 10074
 NO_PEERS = 10005
-FULL_ACCOUNT = 10002
-FULL_STORAGE = frozenset([10023, 10047])
-"""The server's limits of storage, and those of a cluster's servers."""
 NOT_ENABLED = frozenset([10039, 10076])
 LASTING = frozenset([*FULL_STORAGE, 10039])
 """Refusals with the code of a server that is busy, which a retry does not help."""

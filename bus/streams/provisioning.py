@@ -100,7 +100,7 @@ async def provision(
     streams unchanged. Raises `BusError` for a stream that the server refuses.
     """
     sizes = sizes or StreamSizes()
-    configs = [await _wanted_config(js, stream, replicas, sizes) for stream in STREAMS]
+    configs = [await _build_config(js, stream, replicas, sizes) for stream in STREAMS]
     num_bytes = sum(max(0, config.max_bytes or 0) for config in configs)
     for config in configs:
         try:
@@ -118,7 +118,7 @@ async def provision(
         await ensure_consumer(js, consumer)
 
 
-async def _wanted_config(
+async def _build_config(
     js: JetStreamContext, stream: StreamConfig, replicas: int | None, sizes: StreamSizes
 ) -> StreamConfig:
     name = stream.name or ""

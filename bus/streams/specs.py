@@ -223,6 +223,11 @@ class Backlog:
     num_pending: int
     max_ack_pending: int
 
+    @property
+    def num_unacknowledged(self) -> int:
+        """Messages that no reader has acknowledged, delivered or not."""
+        return self.num_ack_pending + self.num_pending
+
 
 def missing_stream_error(name: str) -> str:
     """Explain how to create a missing stream or its durables."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 MEMINFO = Path("/proc/meminfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -25,34 +26,33 @@ _FIRST = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inact
 _SECOND = _Version("memory.max", "memory.current", "inactive_file")
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """Limit of a control group, and what is left of it once the kernel drops files that it has cached."""
+class HostMemory(NamedTuple):
+    """Memory of the host, in bytes."""
 
-    total_bytes: int
     available_bytes: int
+    total_bytes: int
 
 
-def available_bytes(meminfo: Path = MEMINFO, membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> int | None:
-    """Return the least of what the machine and the control groups of this process have left; None: not known.
+def read_memory(meminfo: Path = MEMINFO, membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> HostMemory | None:
+    """Return the least of what the machine and the control groups of this process have, and have left; None: not known.
 
     Groups of both versions count, each with all groups above it that are visible.
     """
     try:
-        machine = _read_field(meminfo.read_text(), "MemAvailable:") * 1024
+        text = meminfo.read_text()
+        available_bytes, total_bytes = _read_field(text, "MemAvailable:") * 1024, _read_field(text, "MemTotal:") * 1024
     except (OSError, ValueError, StopIteration):
         return None
-    limits = _find_limits(membership, cgroups)
-    return max(0, min([machine, *(limit.available_bytes for limit in limits)]))
+    for limit in _find_limits(membership, cgroups):
+        available_bytes = min(available_bytes, limit.available_bytes)
+        total_bytes = min(total_bytes, limit.total_bytes)
+    return HostMemory(max(0, available_bytes), total_bytes)
 
 
-def total_bytes(meminfo: Path = MEMINFO, membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> int | None:
-    """Return the least of the machine's memory and the limits of the groups, as in `available_bytes`."""
-    try:
-        machine = _read_field(meminfo.read_text(), "MemTotal:") * 1024
-    except (OSError, ValueError, StopIteration):
-        return None
-    return min([machine, *(limit.total_bytes for limit in _find_limits(membership, cgroups))])
+def available_bytes(meminfo: Path = MEMINFO) -> int | None:
+    """Return the bytes that `read_memory` finds left; None: not known."""
+    memory = read_memory(meminfo)
+    return None if memory is None else memory.available_bytes
 
 
 def has_room(num_bytes: int, available: int | None) -> bool:
@@ -60,7 +60,8 @@ def has_room(num_bytes: int, available: int | None) -> bool:
     return available is not None and num_bytes <= SHARE * available
 
 
-def _find_limits(membership: Path, cgroups: Path) -> list[_Limit]:
+def _find_limits(membership: Path, cgroups: Path) -> list[HostMemory]:
+    """Return the limit of each control group, and what is left of it once the kernel drops files that it has cached."""
     limits = []
     for group, version in _find_groups(membership, cgroups):
         try:
@@ -68,7 +69,7 @@ def _find_limits(membership: Path, cgroups: Path) -> list[_Limit]:
             cache = _read_field((group / "memory.stat").read_text(), version.cache)
         except (OSError, ValueError, StopIteration):  # one without a limit, or that a container does not see
             continue
-        limits.append(_Limit(total, total - usage + cache))
+        limits.append(HostMemory(total - usage + cache, total))
     return limits
 
 

@@ -15,9 +15,8 @@ from experiments.distillation.plain import build_chat
 EXAMPLE = Path(lb.__file__).parent / "examples" / "calculator"
 HELD_OUT = 100
 SHARE = 0.95
-"""Of the teacher's accuracy: the target of every run."""
+"""Target of every run, as a share of the teacher's accuracy."""
 SFT_LR, SFT_BATCH = 1e-3, 16
-NUM_WARM_CHATS = 96
 STATES_AGENT = "lightningbus.tasks.recorded_prompts:answer"
 # The rollouts of training that had ended when the version was made.
 SPENT = """
@@ -31,7 +30,7 @@ GROUP BY s.version, s.ended_at ORDER BY version
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of learning: rollouts of a step, most steps, and the fields of its learner."""
+    """A way of learning: rollouts of a step, most steps, the fields of its learner, and chats to begin with."""
 
     groups: int
     samples: int
@@ -39,6 +38,8 @@ class Arm:
     learner: dict[str, Any]
     every: int = 2
     """Versions between two evaluations."""
+    num_chats: int = 0
+    """Right chats that the model imitates before."""
 
 
 REWARDED: dict[str, Any] = {"actor": {"optim": {"lr": 4e-4, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}}}
@@ -53,7 +54,7 @@ ARMS = {
     "rewards": Arm(8, 8, 72, REWARDED, every=4),
     "teacher": Arm(16, 1, 52, TAUGHT, every=4),
     "states": Arm(16, 1, 52, {**TAUGHT, "agent": "states"}, every=4),
-    "answers, then rewards": Arm(8, 8, 72, REWARDED, every=4),
+    "answers, then rewards": Arm(8, 8, 72, REWARDED, every=4, num_chats=96),
 }
 
 
@@ -107,10 +108,10 @@ class Job:
     def train(self, name: str, target: float) -> dict[str, Any]:
         """Train in one way until an evaluation is at the target; return what was measured."""
         arm, model, seconds_before = ARMS[name], self.model, 0.0
-        if name == "answers, then rewards":
+        if arm.num_chats:
             model, few = self._work / "warm", self._work / "few.jsonl"
             chats = self._chats.read_text().splitlines(keepends=True)
-            few.write_text("".join(random.Random(self._seed).sample(chats, NUM_WARM_CHATS)))
+            few.write_text("".join(random.Random(self._seed).sample(chats, arm.num_chats)))
             seconds_before = self.imitate("warm-sft", [few, "--model-path", self.model], model, epochs=2)
         run = name.split(",", maxsplit=1)[0]
         settings = self._settings(run, arm, model)

@@ -126,8 +126,8 @@ async def _select_version(
         if is_revoked(release, manifest.version):
             raise UserError(f"version {manifest.version} is revoked: give --force to export it all the same")
         if manifest.canary is not None and is_pending_canary(release, manifest):
-            awaited = manifest.canary.title
-            raise UserError(f"version {manifest.version} awaits {awaited}: give --force to export it all the same")
+            check = manifest.canary.title
+            raise UserError(f"version {manifest.version} awaits {check}: give --force to export it all the same")
     return manifest
 
 

@@ -142,5 +142,5 @@ class ConcurrencyAdaptation:
 
 
 def _read_memory() -> Memory | None:
-    available_bytes, total_bytes = host_memory.available_bytes(), host_memory.total_bytes()
-    return Memory(available_bytes, total_bytes) if available_bytes is not None and total_bytes is not None else None
+    memory = host_memory.read_memory()
+    return None if memory is None else Memory(*memory)

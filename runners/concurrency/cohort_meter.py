@@ -14,15 +14,15 @@ MIN_SECONDS = 1e-6
 """Shortest duration that counts as it is: the clock tells no shorter ones apart."""
 
 End = Literal["whole", "cut off", "failed"]
-"""How a rollout ends: by itself, by its deadline, or early by a failure, which says nothing of its duration."""
+"""End of a rollout: by itself, by its deadline, or early by a failure, which says nothing of its duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Begin of a member of the cohort: the time, and the seconds that all rollouts have run until then."""
+    """Begin of a member of the cohort: the time, and the sum of the seconds that each rollout has run until then."""
 
     at: float
-    area: float
+    rollout_seconds: float
 
 
 class CohortMeter:
@@ -40,7 +40,7 @@ class CohortMeter:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._num_running = 0
-        self._area = self._counted_to = 0.0
+        self._rollout_seconds = self._counted_at = 0.0
         self.restart(0)
 
     def restart(self, size: int) -> None:
@@ -48,7 +48,7 @@ class CohortMeter:
         self._size = size
         self._open: dict[int, _Start] = {}
         self._durations: list[float] = []
-        self._seconds_of_members = self._area_of_members = 0.0
+        self._seconds_of_members = self._rollout_seconds_of_members = 0.0
 
     def begin(self, now: float) -> int:
         """Count a rollout that begins; return its number for `end`."""
@@ -56,7 +56,7 @@ class CohortMeter:
         self._num_running += 1
         number = next(self._numbers)
         if len(self._durations) + len(self._open) < self._size:
-            self._open[number] = _Start(now, self._area)
+            self._open[number] = _Start(now, self._rollout_seconds)
         return number
 
     def end(self, number: int, now: float, end: End) -> None:
@@ -67,7 +67,7 @@ class CohortMeter:
         if start is not None and end != "failed":
             self._durations.append(now - start.at if end == "whole" else math.inf)
             self._seconds_of_members += now - start.at
-            self._area_of_members += self._area - start.area
+            self._rollout_seconds_of_members += self._rollout_seconds - start.rollout_seconds
             if 2 * self._durations.count(math.inf) >= self._size:  # so the usual duration is not known
                 self.restart(self._size)
 
@@ -82,11 +82,13 @@ class CohortMeter:
         seconds = self._seconds_of_members + sum(ages)
         if longest == math.inf or min(ages, default=longest) < longest or seconds <= 0:
             return None
-        area = self._area_of_members + sum(self._area - start.area for start in self._open.values())
+        rollout_seconds = self._rollout_seconds_of_members + sum(
+            self._rollout_seconds - start.rollout_seconds for start in self._open.values()
+        )
         logarithms = [math.log(max(min(duration, longest), MIN_SECONDS)) for duration in ordered]
         error = stdev(logarithms) / math.sqrt(self._size) if self._size > 1 else 1.0
-        return Cohort(math.exp(fmean(logarithms)), area / seconds, error)
+        return Cohort(math.exp(fmean(logarithms)), rollout_seconds / seconds, error)
 
     def _advance(self, now: float) -> None:
-        self._area += self._num_running * (now - self._counted_to)
-        self._counted_to = now
+        self._rollout_seconds += self._num_running * (now - self._counted_at)
+        self._counted_at = now

@@ -55,10 +55,10 @@ class NodeLoad:
         return self.num_calls / self.num_seats
 
 
-def find_fullest(nodes: Iterable[Heartbeat], called: Collection[str]) -> NodeLoad | None:
-    """Return the load of the model whose nodes are fullest, among ready nodes in ``called``, by id; None: not known."""
-    known = [node for node in nodes if node.id in called and is_ready(node.state) and _count(node, "max_num_seqs")]
-    by_model = groupby(sorted(known, key=lambda node: node.model), key=lambda node: node.model)
+def find_fullest(nodes: Iterable[Heartbeat], node_ids: Collection[str]) -> NodeLoad | None:
+    """Return the load of the model whose nodes are fullest, among the ready ones of ``node_ids``; None: not known."""
+    ready = [node for node in nodes if node.id in node_ids and is_ready(node.state) and _count(node, "max_num_seqs")]
+    by_model = groupby(sorted(ready, key=lambda node: node.model), key=lambda node: node.model)
     loads = []
     for _, group in by_model:
         members = list(group)

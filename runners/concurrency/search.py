@@ -142,14 +142,13 @@ class SlotSearch:
 
     def _measure(self, cohort: Cohort) -> None:
         now = _Throughput(cohort)
-        change = now.compare(self._base_throughput).gain if self._base_throughput is not None else 0.0
-        if self._base_throughput is None or abs(change) > max(
-            SUDDEN_CHANGE, 3 * now.compare(self._base_throughput).error
-        ):
-            self._base_throughput = now
-            self._num_rests = 0
-            if change:
-                self._direction = "more" if change > 0 else "fewer"
+        if self._base_throughput is None:
+            self._base_throughput, self._num_rests = now, 0
+            return
+        change, _, error = now.compare(self._base_throughput)
+        if abs(change) > max(SUDDEN_CHANGE, 3 * error):
+            self._base_throughput, self._num_rests = now, 0
+            self._direction = "more" if change > 0 else "fewer"
         else:
             self._base_throughput.add(cohort)
 

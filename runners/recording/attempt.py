@@ -261,7 +261,7 @@ class AttemptRecorder:
         metrics.attempt_duration.observe((ended_ns - self.started_ns) / 1e9)
         if self._pending_bytes > BATCH_BYTES:
             self.flush()
-        named, external = dict(rewards or {}), self._costs.settle()
+        named = dict(rewards or {})
         self._pending.append(self._root(outcome, reward, named, error, ended_ns))
         end = AttemptResult(
             outcome=outcome,
@@ -271,13 +271,7 @@ class AttemptRecorder:
             reward_span=reward_span,
             error=shorten(error, MAX_ERROR),
             num_spans=self.num_spans + 1,
-            usage=replace(
-                self._meter.usage(),
-                num_external_calls=sum(each.num_calls for each in external.values()),
-                num_unpriced_calls=sum(each.num_unpriced_calls for each in external.values()),
-                external_cost=sum(each.cost for each in external.values()),
-                external_models=external,
-            ),
+            usage=replace(self._meter.usage(), external_models=self._costs.settle()),
             enqueued_ns=self.published_ns,
             started_ns=self.started_ns,
             ended_ns=ended_ns,

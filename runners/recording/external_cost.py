@@ -41,7 +41,7 @@ Source = Literal["node", "endpoint", "agent"]
 
 @dataclass(frozen=True, slots=True)
 class _ModelSpan:
-    """What the price of a call needs of a span about it."""
+    """Fields of a span about a model call that the price of the call depends on."""
 
     span_id: str
     source: Source
@@ -54,7 +54,7 @@ class _ModelSpan:
     prefixed_key: str
     """The first of them that is an id by its prefix."""
     tokens: tuple[int, int] | None
-    """Of the prompt and of the answer; None: not known."""
+    """Tokens of the prompt and of the answer; None: not known."""
     start_ns: int
     end_ns: int
 
@@ -140,13 +140,13 @@ class ExternalCosts:
             trees[top].append(self._spans[span_id])
         calls: dict[str, list[_ModelSpan]] = defaultdict(list)
         for top, tree in trees.items():
-            named = [(span, {span.key} if span.key else span.words & keys) for span in tree]
-            if not any(span_keys for _, span_keys in named):
+            members = [(span, {span.key} if span.key else span.words & keys) for span in tree]
+            if not any(span_keys for _, span_keys in members):
                 if _is_recorded(tree, own_models, times):
                     continue
-                named = [(span, {span.prefixed_key} - {""}) for span in tree]
-            tree_keys = set[str]().union(*(span_keys for _, span_keys in named)) or {f"span {top}"}
-            for span, span_keys in named:
+                members = [(span, {span.prefixed_key} - {""}) for span in tree]
+            tree_keys = set[str]().union(*(span_keys for _, span_keys in members)) or {f"span {top}"}
+            for span, span_keys in members:
                 for key in span_keys or (tree_keys if len(tree_keys) == 1 else ()):
                     calls[key].append(span)
         return calls.values()

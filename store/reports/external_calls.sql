@@ -10,8 +10,8 @@ SELECT
     sum(JSONExtractFloat(figures, 'cost')) AS cost
 FROM
 (
-    SELECT run_id, agent, mode, named.1 AS model, named.2 AS figures
-    FROM attempts ARRAY JOIN CAST(external_models, 'Array(Tuple(String, String))') AS named
+    SELECT run_id, agent, mode, entry.1 AS model, entry.2 AS figures
+    FROM attempts ARRAY JOIN CAST(external_models, 'Array(Tuple(String, String))') AS entry
 )
 GROUP BY run_id, agent, mode, model
 ORDER BY run_id, cost DESC, agent, mode, model

@@ -81,7 +81,7 @@ def answers(task):
 
 
 def works(task):
-    """For long enough that a runner's slots are in use."""
+    """Work long enough that the slots of a runner are in use."""
     time.sleep(0.1)
     return 1.0
 

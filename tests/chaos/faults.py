@@ -31,9 +31,9 @@ DOWN_SECONDS = 8.0
 RECOVERY_SECONDS = 120.0
 ENGINE_OF_TEACHER = TEACHER.replace("inference", "engine")
 IN_TURN = ((TEACHER, ENGINE_OF_TEACHER), ("grader",), ("learner",))
-"""What `kills_in_turn` hits: of each line one."""
+"""Processes that `kills_in_turn` kills: one of each group, group after group."""
 MOST_STEPS, MOST_ROLLOUTS = 3, 8
-"""What may be done between two kills in turn."""
+"""Most training steps and rollouts between two kills of `kills_in_turn`."""
 ROLLOUT_STREAMS = (subjects.TRAIN_ROLLOUTS, subjects.EVAL_ROLLOUTS)
 
 

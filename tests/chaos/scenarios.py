@@ -231,4 +231,4 @@ SCENARIOS: dict[str, Scenario] = {
 }
 DEFAULT_KILLS = 100
 KILLS = {"teachers": 50}
-"""How many times a scenario kills, where that is not `DEFAULT_KILLS`."""
+"""Number of kills of a scenario, where that is not `DEFAULT_KILLS`."""

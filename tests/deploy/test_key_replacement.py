@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -45,33 +46,42 @@ async def served(url: str, secrets: Path) -> int | None:
     return target.version if target else None
 
 
-async def test_after_a_learners_key_was_replaced_its_next_version_alone_is_served(tmp_path: Path) -> None:
-    secrets = tmp_path / "secrets"
-    assert list(create_users(secrets, tls=False))
+@pytest.fixture
+async def url(tmp_path: Path, secrets: Path) -> AsyncIterator[str]:
+    """A server with streams, whose users are in ``secrets``."""
     async with nats_server(tmp_path / "nats", users=secrets) as server:
         async with Bus.connect(server.url, credentials=Credentials.read(secrets, "admin")) as admin:
             await admin.provision()
-        async with Bus.connect(server.url, credentials=Credentials.read(secrets, "learner")) as learner:
-            first = await publish(learner, 0, 0)
-            assert await served(server.url, secrets) == 0
-            replace_key(tmp_path, "learner")
-            assert (secrets / "learner" / "signing.seed").stat().st_mode & 0o077 == 0
-            assert await served(server.url, secrets) is None
-            await publish(learner, 0, first)
-        assert await served(server.url, secrets) == 0
+        yield server.url
 
 
-async def test_after_an_admins_key_was_replaced_it_decides_again(tmp_path: Path) -> None:
-    secrets = tmp_path / "secrets"
-    assert list(create_users(secrets, tls=False))
-    async with nats_server(tmp_path / "nats", users=secrets) as server:
-        async with Bus.connect(server.url, credentials=Credentials.read(secrets, "admin")) as admin:
-            await admin.provision()
-            async with Bus.connect(server.url, credentials=Credentials.read(secrets, "learner")) as learner:
-                await publish(learner, 1, await publish(learner, 0, 0))
-            await WeightRegistry(admin, "policy").append_decision("revoked", 1, actor="me")
-            assert await served(server.url, secrets) == 0
-            replace_key(tmp_path, "admin")
-            assert await served(server.url, secrets) == 1, "the revocation is signed by a key that nobody accepts"
-            await WeightRegistry(admin, "policy").append_decision("revoked", 1, actor="me")
-        assert await served(server.url, secrets) == 0
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    """The users' directory."""
+    assert list(create_users(tmp_path / "secrets", tls=False))
+    return tmp_path / "secrets"
+
+
+async def test_after_a_learners_key_was_replaced_its_next_version_alone_is_served(
+    url: str, secrets: Path, tmp_path: Path
+) -> None:
+    async with Bus.connect(url, credentials=Credentials.read(secrets, "learner")) as learner:
+        first = await publish(learner, 0, 0)
+        assert await served(url, secrets) == 0
+        replace_key(tmp_path, "learner")
+        assert (secrets / "learner" / "signing.seed").stat().st_mode & 0o077 == 0
+        assert await served(url, secrets) is None
+        await publish(learner, 0, first)
+    assert await served(url, secrets) == 0
+
+
+async def test_after_an_admins_key_was_replaced_it_decides_again(url: str, secrets: Path, tmp_path: Path) -> None:
+    async with Bus.connect(url, credentials=Credentials.read(secrets, "admin")) as admin:
+        async with Bus.connect(url, credentials=Credentials.read(secrets, "learner")) as learner:
+            await publish(learner, 1, await publish(learner, 0, 0))
+        await WeightRegistry(admin, "policy").append_decision("revoked", 1, actor="me")
+        assert await served(url, secrets) == 0
+        replace_key(tmp_path, "admin")
+        assert await served(url, secrets) == 1, "the revocation is signed by a key that nobody accepts"
+        await WeightRegistry(admin, "policy").append_decision("revoked", 1, actor="me")
+    assert await served(url, secrets) == 0

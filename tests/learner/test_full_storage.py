@@ -73,18 +73,23 @@ async def wait_for_status(bus: Bus, sentence: str) -> None:
             await learners.wait_for_change()
 
 
-async def test_a_learner_without_storage_says_so_and_one_signal_stops_it(small: Bus, settings: LearnerSettings) -> None:
-    await fill(small)
+async def stop_without_storage(bus: Bus, settings: LearnerSettings) -> None:
+    """Run a learner until it waits for storage, and stop it by one signal."""
     stop = asyncio.Event()
-    learner = asyncio.create_task(run_learner(small, settings, stop))
+    learner = asyncio.create_task(run_learner(bus, settings, stop))
     try:
         async with asyncio.timeout(HANG_SECONDS):
-            await wait_for_status(small, "raise max_file_store")
+            await wait_for_status(bus, "raise max_file_store")
             stop.set()
             await learner
-        assert not small.storage_problem
     finally:
         await cancel_and_wait(learner)
+
+
+async def test_a_learner_without_storage_says_so_and_one_signal_stops_it(small: Bus, settings: LearnerSettings) -> None:
+    await fill(small)
+    await stop_without_storage(small, settings)
+    assert not small.storage_problem
 
 
 async def test_a_learner_without_storage_goes_on_once_there_is_room(
@@ -125,16 +130,8 @@ async def test_a_learner_whose_versions_fill_the_storage_stops_between_two_of_th
         model, write_lines(tmp_path / "chats.jsonl", LINES), checkpoint_dir=tmp_path / "checkpoints", max_steps=1000,
         keep_weight_versions=1000, weights={"full_interval": 1},
     )  # fmt: skip
-    stop = asyncio.Event()
-    learner = asyncio.create_task(run_learner(small, settings, stop))
-    try:
-        async with asyncio.timeout(HANG_SECONDS):
-            await wait_for_status(small, "raise max_file_store")
-            stop.set()
-            await learner
-        assert [manifest.version async for manifest, _ in WeightRegistry(small, "policy").list_versions()] != []
-    finally:
-        await cancel_and_wait(learner)
+    await stop_without_storage(small, settings)
+    assert [manifest.version async for manifest, _ in WeightRegistry(small, "policy").list_versions()] != []
 
 
 @pytest.mark.parametrize(("code", "number"), [(503, 10023), (500, 10047), (400, 10002)])

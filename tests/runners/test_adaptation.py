@@ -71,8 +71,9 @@ class FakeRunner:
 def memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The memory of a machine with enough of it, to be changed by a test."""
     values = {"available": 64 * GIB}
-    monkeypatch.setattr(host_memory, "available_bytes", lambda: values["available"])
-    monkeypatch.setattr(host_memory, "total_bytes", lambda: 128 * GIB)
+    monkeypatch.setattr(
+        host_memory, "read_memory", lambda: host_memory.HostMemory(values["available"], total_bytes=128 * GIB)
+    )
     monkeypatch.setattr(adaptation, "SAMPLE_SECONDS", 0.01)
     return values
 

@@ -76,8 +76,9 @@ async def seen_at_work(bus: Bus, fleet: Fleet, is_wanted: Callable[[Heartbeat], 
 def plenty(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The memory of a machine with enough of it, to be changed by a test."""
     memory = {"available": 64 * GIB, "total": 128 * GIB}
-    monkeypatch.setattr(host_memory, "available_bytes", lambda: memory["available"])
-    monkeypatch.setattr(host_memory, "total_bytes", lambda: memory["total"])
+    monkeypatch.setattr(
+        host_memory, "read_memory", lambda: host_memory.HostMemory(memory["available"], memory["total"])
+    )
     monkeypatch.setattr(search, "FIRST_COHORT", 4)
     monkeypatch.setattr(search, "COHORT", 8)
     return memory
