@@ -39,7 +39,9 @@ class Engine:
         self.teacher_seconds: float | None = None
         """How long it takes to score a prompt as a teacher; None: it is no teacher."""
         self.dies_amid = False
-        """It is killed when it has the first tensor of a broadcast."""
+        """It is killed when it has the first tensor of a broadcast and each other engine is in the group."""
+        self.members: list[str] = []
+        """Keys in the broadcast's store that engines set when they are in the group."""
 
     async def pause(self, request: web.Request) -> web.Response:
         self.running.clear()
@@ -52,7 +54,7 @@ class Engine:
     async def meet(self, request: web.Request) -> web.Response:
         question = (await request.json())["init_info"]
         if question:
-            await asyncio.to_thread(self.receiver.join, self.meeting(**question), 0)
+            await asyncio.to_thread(self.join, self.meeting(**question))
         return web.json_response({})
 
     def receives(self) -> None:
@@ -63,9 +65,15 @@ class Engine:
 
         self.meeting, self.receiver = Rendezvous, BroadcastReceiver()
 
+    def join(self, rendezvous: Any) -> None:
+        self.receiver.join(rendezvous, 0)
+        self.members = [f"{rendezvous.meeting}/member/{rank}" for rank in range(1, rendezvous.world)]
+        self.receiver._store.set(self.members[rendezvous.rank - 1], "")
+
     def received(self, batch: Any) -> None:
         assert not self.running.is_set(), "weights are loaded while nothing is sampled"
         if self.dies_amid:
+            self.receiver._store.wait(self.members)  # an engine that is still joining would only fetch the files
             os.kill(os.getpid(), signal.SIGKILL)
 
     async def load(self, request: web.Request) -> web.Response:
