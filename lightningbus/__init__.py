@@ -83,6 +83,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lightningbus")
     if name not in _MODULES:
         raise AttributeError(f"module 'lightningbus' has no attribute {name!r}")
     try:

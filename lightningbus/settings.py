@@ -4,6 +4,7 @@
 that validate run files: docs/settings.md describes each field.
 """
 
+from lightningbus.api.options import document_fields
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.streams.sizes import StreamSizes
 from lightningbus.common.token_price import TokenPrice
@@ -100,3 +101,6 @@ __all__ = [
     "WeightSettings",
     "WorkspaceSettings",
 ]
+
+for _name in __all__:
+    document_fields(globals()[_name])

@@ -11,6 +11,7 @@ from typing import Any, Self, Unpack
 from lightningbus.analysis.transcript import Transcript
 from lightningbus.api.evaluation_job import aevaluate, aserve
 from lightningbus.api.evaluation_result import EvaluationResult
+from lightningbus.api.options import with_options
 from lightningbus.api.sessions.async_session import AsyncSession, Published, aconnect
 from lightningbus.api.sessions.options import EvaluateOptions
 from lightningbus.api.sessions.reward_curve import RewardCurve
@@ -25,6 +26,7 @@ from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RUNS
 
 
+@with_options(TrainSettings)
 def train(
     agent: str | Callable[..., Any] | None = None,
     model: str | os.PathLike[str] | None = None,
@@ -178,6 +180,7 @@ def connect(
     return Session(run_blocking(aconnect(run, runs=runs, bus=bus, sql=sql, database=database)))
 
 
+@with_options(EvaluateSettings)
 def evaluate(
     agent: str | Callable[..., Any],
     tasks: Tasks,
@@ -217,6 +220,7 @@ def evaluate(
     )
 
 
+@with_options(EvaluateSettings)
 def serve(
     agent: str | Callable[..., Any],
     *,

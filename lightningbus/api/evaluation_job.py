@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from lightningbus.api.agent_function import runner_fields
 from lightningbus.api.evaluation_result import EvaluationResult
+from lightningbus.api.options import with_options
 from lightningbus.api.sessions.async_session import AsyncSession, aconnect
 from lightningbus.api.sessions.options import EvaluateOptions, check_label, default_label, parse_samplings
 from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory, to_fields
@@ -37,6 +38,7 @@ LIVE_SETTINGS = {"runs", "samples", "deadline", "concurrency", "runners"}
 """Settings of an evaluation by a run that is up."""
 
 
+@with_options(EvaluateSettings)
 async def aevaluate(
     agent: str | Callable[..., Any],
     tasks: Tasks,
@@ -89,6 +91,7 @@ async def aevaluate(
         return EvaluationResult(directory, await evaluate_job.run(checked, job, publishes_model=run is None))
 
 
+@with_options(EvaluateSettings)
 async def aserve(
     agent: str | Callable[..., Any],
     *,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from lightningbus.api.agent_function import runner_fields
+from lightningbus.api.options import with_options
 from lightningbus.api.settings import (
     RunFile,
     TrainSettings,
@@ -57,6 +58,7 @@ def _read_name(settings: RunFile | None) -> str:
         return default
 
 
+@with_options(TrainSettings)
 async def atrain(
     agent: str | Callable[..., Any] | None = None,
     model: str | os.PathLike[str] | None = None,

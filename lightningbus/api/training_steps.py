@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from lightningbus.api.options import with_options
 from lightningbus.api.settings import RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
 from lightningbus.api.training import atrain
@@ -90,6 +91,7 @@ class _StepReport(Callback):
         self._report(step)
 
 
+@with_options(TrainSettings)
 def atrain_steps(
     agent: str | Callable[..., Any] | None = None,
     model: str | os.PathLike[str] | None = None,

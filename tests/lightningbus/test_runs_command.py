@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -133,3 +134,17 @@ def test_a_renamed_run_is_asked_by_its_new_name(place: Path) -> None:
         (row,) = session.runs()
         assert (row["run_id"], row["tags"], row["note"]) == ("first", ["good"], "the one")
         assert session.rollouts() and session.reward_curve().run == "first"
+
+
+def test_a_copied_run_is_asked_where_it_lies(place: Path) -> None:
+    directory = RunDirectory(place / "runs" / "first").create()
+    directory.store.rmdir()
+    with prepared(directory.store) as store:
+        seed_store.insert(store.sql, seed_store.run("first", steps=2, groups=2))
+    (directory.path / "work" / "learner.json").write_text('{"run": "first"}')
+    elsewhere = place / "elsewhere"
+    shutil.copytree(directory.path, elsewhere / "copy", symlinks=True)
+    done = run("report", "outcomes", "--run", "copy", "--json", cwd=elsewhere)
+    assert {row["run_id"] for row in json.loads(done.stdout)} == {"first"}, done.stderr
+    done = run("report", "--html", "all.html", "--run", elsewhere / "copy", cwd=elsewhere)
+    assert done.stdout == "all.html\n", done.stderr

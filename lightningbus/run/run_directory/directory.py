@@ -7,7 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,11 +177,18 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """Id of the run in the store, also for a directory that was renamed or moved aside.
+        """Id of the run in the store, also for a directory that was renamed, copied or moved aside.
 
         Raises `UserError` when the file with the id of a renamed run cannot be read.
         """
-        return read_labels(self.path).run_id or MOVED_ASIDE.sub("", self.path.resolve().name)
+        return read_labels(self.path).run_id or self._recorded_run_id() or MOVED_ASIDE.sub("", self.path.resolve().name)
+
+    def _recorded_run_id(self) -> str:
+        """Return the id that the run's learner was started with, empty if unknown."""
+        with suppress(BusError):
+            for settings in self.read_learners().values():
+                return str(settings.get("run") or "")
+        return ""
 
     def list_export_commands(self) -> list[str]:
         """Return a command for each model of the run, which exports it into a directory.

@@ -124,13 +124,13 @@ def report(
 def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
     if name is not None:
         exit_with("--html writes all reports into one file: leave the report's name out")
-    latest = RunDirectory.latest()
+    latest = None if run else RunDirectory.latest()
     if not run and latest is None:
         exit_with("there is no run here: say which with --run")
     with require_extra("demo"):
         from lightningbus.run.results.html_report import write_report
         from lightningbus.run.run_data.run_names import check_run
-    which = find_run_id(run) or latest.run_id if latest is not None else run
+    which = find_run_id(run) if latest is None else latest.run_id
 
     def write(client: Any) -> None:
         check_run(client, which)
