@@ -121,7 +121,7 @@ def _check_gpu(facts: Facts) -> Check:
         advice = "install NVIDIA's driver again, and start the machine again"
         return Check("gpu", "warning", f"nvidia-smi fails: {facts.gpu_problem}", advice)
     if not facts.gpus:
-        return Check("gpu", "ok", "none: models up to a few million parameters train on the CPU")
+        return Check("gpu", "ok", "none: the CPU trains small models, up to about SmolLM2-135M")
     finding = f"{', '.join(facts.gpus)}; driver {facts.driver or 'unknown'}"
     major = facts.driver.partition(".")[0]
     if major.isdecimal() and int(major) < MIN_DRIVER:
