@@ -24,7 +24,7 @@ class TaskSelectionSettings(BaseModel):
     sampler: str = Field(
         default=UNIFORM,
         description="order of the tasks. uniform: each once a pass; difficulty: seldom where all rollouts of a task "
-        "have failed or all have passed, the more of them the seldomer; or module:function of your own",
+        "have failed, or all have passed; or module:function of your own",
     )
     pass_reward: float = Field(
         default=1.0,
