@@ -78,6 +78,29 @@ def make_tasks(seed: int) -> list[dict[str, Any]]:
     ]
 
 
+def make_settings(arm: str, seed: int, learning_rate: float, place: Path) -> LearnerSettings:
+    """Make the learner's settings for a run whose files are in ``place``."""
+    return LearnerSettings.model_validate(
+        {
+            "model_path": place / "model",
+            "tasks": place / "tasks.jsonl",
+            "group_size": SAMPLES,
+            "groups_per_step": GROUPS,
+            "max_steps": MAX_STEPS,
+            "max_staleness": 1,
+            "task_selection": ARMS[arm],
+            "seed": seed,
+            "seq_len": 64,
+            "cpu_threads": 1,
+            "checkpoint_dir": place / "checkpoints",
+            "checkpoint_interval": MAX_STEPS,
+            "weights": {"full_interval": 1},
+            "engine": {"check_model": False},
+            "actor": {"optim": {"lr": learning_rate}, "ppo_max_token_len_per_gpu": 2048},
+        }
+    )
+
+
 @dataclass
 class Job:
     """One run: the agents that sample, the record of what the learner published, and how far the policy is."""
@@ -177,30 +200,12 @@ class Job:
         await self.bus.publish(subjects.rollout("train"), batch, msg_id=f"{task.id}:{task.sample_index}")
 
 
-async def train(arm: str, seed: int, place: Path) -> dict[str, Any]:
-    """Train one arm with one seed, until the target is reached; return what was measured."""
+async def train(arm: str, seed: int, learning_rate: float, place: Path) -> dict[str, Any]:
+    """Train one arm with one seed and learning rate, until the target is reached; return what was measured."""
     place.mkdir(parents=True)
     model_path, tasks = make_model(place / "model"), make_tasks(seed)
     (place / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    settings = LearnerSettings.model_validate(
-        {
-            "model_path": model_path,
-            "tasks": place / "tasks.jsonl",
-            "group_size": SAMPLES,
-            "groups_per_step": GROUPS,
-            "max_steps": MAX_STEPS,
-            "max_staleness": 1,
-            "task_selection": ARMS[arm],
-            "seed": seed,
-            "seq_len": 64,
-            "cpu_threads": 1,
-            "checkpoint_dir": place / "checkpoints",
-            "checkpoint_interval": MAX_STEPS,
-            "weights": {"full_interval": 1},
-            "engine": {"check_model": False},
-            "actor": {"optim": {"lr": 2e-3}, "ppo_max_token_len_per_gpu": 2048},
-        }
-    )
+    settings = make_settings(arm, seed, learning_rate, place)
     async with nats_server(place / "nats") as server, Bus.connect(server.url, name="job") as bus:
         await bus.provision()
         await bus.ensure_consumer(runner_consumer("default", "train"))
@@ -217,6 +222,7 @@ async def train(arm: str, seed: int, place: Path) -> dict[str, Any]:
     return {
         "arm": arm,
         "seed": seed,
+        "learning_rate": learning_rate,
         "tokens_to_target": job.tokens_to_target,
         "tokens": job.num_tokens,
         "steps": job.num_steps,

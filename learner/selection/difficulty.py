@@ -1,13 +1,17 @@
-"""Difficulty of tasks: results of their rollouts, and the signal that another group can be expected to have. Pure."""
+"""Difficulty of tasks: results of their rollouts, and how likely it is that others both pass and fail. Pure."""
 
 from collections.abc import Iterable
-from functools import lru_cache
+from math import exp, lgamma, log
 
 import msgspec
 from msgspec.structs import replace
 
-PRIOR = 0.5
-"""Rollouts of each kind that every task is taken to have had: Jeffreys' prior."""
+CLOSED = 0.1
+"""Probability that a task is hopeless, and that it is trivial, before it has results."""
+ERROR = 0.001
+"""Probability that a rollout of a hopeless task passes: results of long ago, which count for little, may be errors."""
+LEAST_OPENNESS = 0.05
+"""However often a task has failed or passed: it is tried again, as the policy changes."""
 
 
 class TaskResults(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,19 +50,20 @@ def count_results(rewards: Iterable[float], pass_reward: float) -> tuple[int, in
     return sum(passes), len(passes) - sum(passes)
 
 
-@lru_cache(maxsize=4096)
-def expect_signal(passed: float, failed: float, group_size: int) -> float:
-    """Compute the probability that rollouts of a new group both pass and fail; it is above 0 for every task.
+def estimate_openness(passed: float, failed: float) -> float:
+    """Compute the probability that a task is open, at least `LEAST_OPENNESS`; 1 for a task without results.
 
-    One less the moments E[pⁿ] and E[(1-p)ⁿ] of the posterior Beta distribution of the pass rate p. A group of one
-    counts as two: an estimator that compares no rollouts still learns most where the outcome is open.
+    By Bayes' rule for the beta distribution that is inflated at 0 and 1 (Ospina and Ferrari, arXiv:0705.0700). A task
+    is hopeless, trivial or open. Each pass of a hopeless task, and each failure of a trivial one, has the probability
+    `ERROR`. The pass rate of an open one is from Beta(2, 2), so its results have the likelihood
+    B(2 + passed, 2 + failed) / B(2, 2).
     """
-    size = max(2, group_size)
-    return 1 - _moment(passed, failed, size) - _moment(failed, passed, size)
+    if not passed + failed:
+        return 1.0
+    opened = log(1 - 2 * CLOSED) + _log_beta(2 + passed, 2 + failed) - _log_beta(2, 2)
+    hopeless, trivial = (log(CLOSED) + num_errors * log(ERROR) for num_errors in (passed, failed))
+    return max(LEAST_OPENNESS, 1 / (1 + exp(hopeless - opened) + exp(trivial - opened)))
 
 
-def _moment(successes: float, failures: float, power: int) -> float:
-    moment = 1.0
-    for number in range(power):
-        moment *= (PRIOR + successes + number) / (2 * PRIOR + successes + failures + number)
-    return moment
+def _log_beta(first: float, second: float) -> float:
+    return lgamma(first) + lgamma(second) - lgamma(first + second)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from lightningbus.learner.errors import as_learner_error
-from lightningbus.learner.selection.difficulty import Selection, TaskResults, add_results, expect_signal
+from lightningbus.learner.selection.difficulty import Selection, TaskResults, add_results, estimate_openness
 from lightningbus.learner.selection.sampler import WeightedTurns
 from lightningbus.learner.selection.task_order import shuffle
 from lightningbus.learner.selection.task_sets import TaskSets
@@ -57,9 +57,7 @@ class TaskSelector:
         self._is_member = [places == place for place in range(len(self._sets.names))]
         self._index = {task_input.id: index for index, task_input in enumerate(self._inputs)}
         self._turns = WeightedTurns(shuffle(len(self._inputs), settings.seed, 0), settings.seed)
-        self._weights: NDArray[np.float64] = np.array(
-            [self._weigh(task_input.id, NO_RESULTS) for task_input in self._inputs]
-        )
+        self._weights: NDArray[np.float64] = np.full(len(self._inputs), _weigh(NO_RESULTS))
 
     def restore(self, results: Mapping[str, TaskResults]) -> None:
         """Restore the results of a checkpoint, and the turns since; tasks that are no longer there are forgotten."""
@@ -110,10 +108,7 @@ class TaskSelector:
 
     def _keep(self, task: str, results: TaskResults) -> None:
         self._results[task] = results
-        self._weights[self._index[task]] = self._weigh(task, results)
-
-    def _weigh(self, task: str, results: TaskResults) -> float:
-        return expect_signal(results.passed, results.failed, self._sets.find_settings(task).group_size)
+        self._weights[self._index[task]] = _weigh(results)
 
     def _ask(self, function: OwnFunction, number: int) -> NDArray[np.float64]:
         """Ask the user's function for the weights of all tasks; raise `OwnFunctionError`."""
@@ -135,3 +130,7 @@ class TaskSelector:
         if weights.min() < 0 or not all(weights[is_member].any() for is_member in self._is_member):
             raise function.refuse_result("returned a negative weight, or none above 0")
         return weights
+
+
+def _weigh(results: TaskResults) -> float:
+    return estimate_openness(results.passed, results.failed)

@@ -23,8 +23,8 @@ class TaskSelectionSettings(BaseModel):
 
     sampler: str = Field(
         default=UNIFORM,
-        description="order of the tasks. uniform: each once a pass; difficulty: more often where rollouts of a group "
-        "can be expected to both pass and fail, seldom where all pass or all fail; or module:function of your own",
+        description="order of the tasks. uniform: each once a pass; difficulty: seldom where all rollouts of a task "
+        "have failed, or all have passed; or module:function of your own",
     )
     pass_reward: float = Field(
         default=1.0,

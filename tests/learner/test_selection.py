@@ -18,7 +18,13 @@ from lightningbus.learner.checkpointing.resume import note_selected
 from lightningbus.learner.dispatch.group_tasks import find_input_id
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
-from lightningbus.learner.selection.difficulty import Selection, TaskResults, add_results, expect_signal
+from lightningbus.learner.selection.difficulty import (
+    LEAST_OPENNESS,
+    Selection,
+    TaskResults,
+    add_results,
+    estimate_openness,
+)
 from lightningbus.learner.selection.sampler import WeightedTurns
 from lightningbus.learner.selection.selector import TaskSelector
 from lightningbus.learner.selection.task_order import shuffle
@@ -39,16 +45,32 @@ def inputs(count: int) -> list[TaskInput]:
     return [TaskInput(f"q{number}", number, {"kind": "odd" if number % 2 else "even"}) for number in range(count)]
 
 
-def test_a_task_without_results_has_the_signal_that_the_prior_expects() -> None:
-    assert expect_signal(0, 0, SIZE) == pytest.approx(1 - 2 * 12870 / 2**16)  # both moments are C(16, 8) / 2^16
-    assert expect_signal(0, 0, 1) == expect_signal(0, 0, 2) == pytest.approx(0.25)  # 1 - 2 (1/2 3/4)
+def test_openness_is_by_bayes_rule() -> None:
+    """B(2, 10) / B(2, 2) = 6 / 110 for eight failures, and B(4, 8) / B(2, 2) = 6 / 1320 for two passes and six."""
+    all_failed = 0.8 * 6 / 110
+    assert estimate_openness(0, 8) == pytest.approx(all_failed / (all_failed + 0.1 + 0.1 * 0.001**8))
+    mixed = 0.8 * 6 / 1320
+    assert estimate_openness(2, 6) == pytest.approx(mixed / (mixed + 0.1 * 0.001**2))
 
 
-def test_an_open_task_is_expected_to_have_more_signal_than_a_hopeless_or_trivial_one() -> None:
-    hopeless, trivial, unknown, open_task = (
-        expect_signal(*counts, SIZE) for counts in ((0, 8), (8, 0), (0, 0), (4, 4))
-    )
-    assert hopeless == pytest.approx(trivial) and hopeless < unknown < open_task < 1
+def test_the_more_rollouts_agree_the_less_a_task_may_be_open() -> None:
+    weights = [estimate_openness(0, num_failed) for num_failed in range(0, 50, 4)]
+    assert weights == sorted(weights, reverse=True) and weights[0] == 1 and weights[-1] == LEAST_OPENNESS
+    assert weights == [estimate_openness(num_passed, 0) for num_passed in range(0, 50, 4)]
+    assert estimate_openness(1, 7) > 0.75 and estimate_openness(4, 4) > 0.99
+
+
+def test_a_solved_task_counts_as_trivial_once_its_failures_are_long_ago() -> None:
+    results = add_results(TaskResults(), [0.0] * 4 + [1.0] * 4, 1.0, 0.7)
+    weights = []
+    for _ in range(12):
+        weights.append(estimate_openness(results.passed, results.failed))
+        results = add_results(results, [1.0] * 8, 1.0, 0.7)
+    assert weights == sorted(weights, reverse=True) and min(weights[:3]) > 0.9 and weights[-1] < 0.1
+
+
+def test_openness_is_a_number_however_many_results_there_are() -> None:
+    assert estimate_openness(1e6, 1e6) == 1 and estimate_openness(0, 1e6) == LEAST_OPENNESS
 
 
 rewards = st.lists(st.sampled_from([0.0, 0.4, 1.0, 2.0]), max_size=SIZE)
@@ -56,16 +78,14 @@ rewards = st.lists(st.sampled_from([0.0, 0.4, 1.0, 2.0]), max_size=SIZE)
 
 @settings(max_examples=50)
 @given(st.lists(rewards, max_size=60), st.sampled_from([0.0, 0.5, 0.7, 0.9]))
-def test_no_results_make_a_task_worthless_and_few_groups_bring_it_back(groups: Any, memory: float) -> None:
+def test_no_results_make_a_task_worthless_and_one_mixed_group_brings_it_back(groups: Any, memory: float) -> None:
     results = TaskResults()
     for each in groups:
         results = add_results(results, each, 1.0, memory)
+        assert LEAST_OPENNESS <= estimate_openness(results.passed, results.failed) <= 1
     assert results.passed + results.failed <= SIZE / (1 - memory) + 1e-9
-    lowest = expect_signal(0, SIZE / (1 - memory), SIZE)
-    assert expect_signal(results.passed, results.failed, SIZE) >= lowest - 1e-12 > 0
-    for _ in range(2):
-        results = add_results(results, [0.0, 1.0] * 4, 1.0, memory)
-    assert expect_signal(results.passed, results.failed, SIZE) > 0.5
+    results = add_results(results, [0.0, 1.0] * 4, 1.0, memory)
+    assert estimate_openness(results.passed, results.failed) > 0.9
 
 
 def turns(num_tasks: int, seed: int) -> WeightedTurns:
@@ -128,6 +148,31 @@ async def test_open_tasks_come_often_and_hopeless_and_trivial_ones_seldom() -> N
     assert open_share > 0.7 and min(counts.values()) > 3
     last = selections[-1]
     assert last.share == pytest.approx(last.weight / sum_of_weights(selections), rel=0.2)
+
+
+async def test_every_task_has_its_first_turn_before_one_has_a_second() -> None:
+    for seed in range(5):
+        selections = await play_selector(TaskSelector(inputs(10), selecting(seed=seed)), 0, 10)
+        assert len({selection.task for selection in selections}) == 10
+
+
+async def test_a_hopeless_task_that_becomes_solvable_is_found_within_its_bound_and_comes_often_then() -> None:
+    """Eleven of twelve tasks always fail; then one of them begins to pass."""
+    num_tasks, opened_at = 12, 300
+    selector, turns_of_it = TaskSelector(inputs(num_tasks), selecting()), []
+    for number in range(opened_at + 1000):
+        selection = await selector.select(number)
+        assert selection is not None
+        is_open = selection.task == "q0" or (selection.task == "q1" and number >= opened_at)
+        selector.add(selection.task, [float(is_open), 0.0] * 4)
+        if selection.task == "q1":
+            turns_of_it.append(number)
+    before = [number for number in turns_of_it if number < opened_at]
+    assert 3 <= len(before) < opened_at / num_tasks
+    found_at = next(number for number in turns_of_it if number >= opened_at)
+    assert found_at - before[-1] <= 2 * (num_tasks + 1) / LEAST_OPENNESS + num_tasks + 1
+    after = [number for number in turns_of_it if number > found_at]
+    assert len(after) > (opened_at + 1000 - found_at) / 4
 
 
 def sum_of_weights(selections: list[Selection]) -> float:
