@@ -17,6 +17,8 @@ HELD_OUT = 100
 SHARE = 0.95
 """Target of every run, as a share of the teacher's accuracy."""
 SFT_LR, SFT_BATCH = 1e-3, 16
+COSINE = {"lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}
+TEACHER_OPTIM: dict[str, Any] = {"lr": 5e-4, **COSINE}
 STATES_AGENT = "lightningbus.tasks.recorded_prompts:answer"
 # The rollouts of training that had ended when the version was made.
 SPENT = """
@@ -42,10 +44,9 @@ class Arm:
     """Right chats that the model imitates before."""
 
 
-REWARDED: dict[str, Any] = {"actor": {"optim": {"lr": 4e-4, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}}}
-"""The learning rate of `lightningbus demo --model tiny`."""
+REWARDED: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 2e-4, **COSINE}}}
 TAUGHT: dict[str, Any] = {
-    "actor": {"optim": {"lr": 1e-3, "lr_warmup_steps": 3, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}},
+    "actor": {"ppo_epochs": 4, "optim": {"lr": 2.5e-4, "lr_warmup_steps": 3, **COSINE}},
     "algorithm": {"adv_estimator": "reinforce_plus_plus"},  # it takes groups of one; without rewards it is idle
     "teacher": {"model": "teacher", "top_k": 8},
     "loss_weights": {"rl": 0, "kl": 1},
@@ -69,6 +70,22 @@ class Target(lb.Callback):
         return "at the target" if evaluation.label == "sampled" and evaluation.mean_reward >= self._reward else None
 
 
+def read_curve(result: lb.TrainResult) -> list[dict[str, Any]]:
+    """Read a run's evaluations, each with the rollouts and seconds of training until then."""
+    spent = {row["version"]: row for row in query(result.directory, SPENT)}
+    return [
+        {
+            "version": each.version,
+            "label": each.label,
+            "reward": each.mean_reward,
+            "rollouts": spent[each.version]["rollouts"] if each.version else 0,
+            "agent_rollouts": spent[each.version]["agent_rollouts"] if each.version else 0,
+            "seconds": spent[each.version]["seconds"] if each.version else 0.0,
+        }
+        for each in result.evaluations
+    ]
+
+
 class Job:
     """The problems, the model and the teacher of a seed, and the runs on them."""
 
@@ -88,21 +105,21 @@ class Job:
         lines = [json.loads(line) for line in self.tasks.read_text().splitlines()]
         chats = [json.dumps({"messages": build_chat(line["input"]["question"])}) + "\n" for line in lines]
         self._chats.write_text("".join(chats))
-        self.imitate("teacher", [self._chats, "--model-path", self.model], self.teacher, epochs=8)
+        self.imitate("teacher", [self._chats, "--model-path", self.model], self.teacher, 8, TEACHER_OPTIM)
 
-    def imitate(self, name: str, data: list[Any], out: Path, epochs: int) -> float:
+    def imitate(self, name: str, data: list[Any], out: Path, epochs: int, optim: dict[str, Any] | None = None) -> float:
         """Train on answers by ``lightningbus sft``; return its seconds, all of them."""
         config = self._work / f"{name}.yaml"
         learner = {
             "seq_len": 128,
             "cpu_threads": 1,
             "checkpoint_interval": 1000,
-            "actor": {"loss_agg_mode": "token-mean", "optim": {"lr": SFT_LR}},
+            "actor": {"loss_agg_mode": "token-mean", "optim": optim or {"lr": SFT_LR}},
         }
         config.write_text(json.dumps({"bus": {"port": 0}, "runs": str(self._work / "runs"), "learner": learner}))
         started = time.monotonic()
         flags = ["--name", name, "-c", config, "--epochs", epochs, "--batch-size", SFT_BATCH, "--out", out]
-        _ours("sft", *data, *flags)
+        run_ours("sft", *data, *flags)
         return time.monotonic() - started
 
     def train(self, name: str, target: float) -> dict[str, Any]:
@@ -116,18 +133,7 @@ class Job:
         run = name.split(",", maxsplit=1)[0]
         settings = self._settings(run, arm, model)
         result = lb.train(settings=settings, callbacks=[Target(target)])
-        spent = {row["version"]: row for row in self.query(run, SPENT)}
-        curve = [
-            {
-                "version": each.version,
-                "label": each.label,
-                "reward": each.mean_reward,
-                "rollouts": spent[each.version]["rollouts"] if each.version else 0,
-                "agent_rollouts": spent[each.version]["agent_rollouts"] if each.version else 0,
-                "seconds": spent[each.version]["seconds"] if each.version else 0.0,
-            }
-            for each in result.evaluations
-        ]
+        curve = read_curve(result)
         figures = result.figures
         return {
             "arm": name,
@@ -174,24 +180,25 @@ class Job:
         """Write the prompts of the first right rollouts on record, of the model nearly as it was, as tasks."""
         path = self._work / "states.jsonl"
         first = "SELECT execution_id FROM rollouts WHERE mode = 'train' AND reward = 1 ORDER BY ended_at LIMIT 128"
-        _ours("rollouts", "export", path, "--prompts", "--run", self._work / "runs" / "rewards", "--query", first)
+        run_ours("rollouts", "export", path, "--prompts", "--run", self._work / "runs" / "rewards", "--query", first)
         return path
 
     def write_best(self) -> Path:
         """Write the tokens of the best rollouts of the run with rewards, one of each task, to a Parquet file."""
         path = self._work / "best.parquet"
         run = self._work / "runs" / "rewards"
-        _ours("rollouts", "export", path, "--run", run, "--top-k", 1, "--min-reward", 1)
+        run_ours("rollouts", "export", path, "--run", run, "--top-k", 1, "--min-reward", 1)
         return path
 
-    def query(self, run: str, sql: str) -> list[dict[str, Any]]:
-        """Return the rows of a query to the store of a run."""
-        text = _ours("query", "--run", self._work / "runs" / run, "--json", sql)
-        rows: list[dict[str, Any]] = json.loads(text)
-        return rows
+
+def query(run: Path, sql: str) -> list[dict[str, Any]]:
+    """Return the rows of a query to the store of a run."""
+    rows: list[dict[str, Any]] = json.loads(run_ours("query", "--run", run, "--json", sql))
+    return rows
 
 
-def _ours(*arguments: Any) -> str:
+def run_ours(*arguments: Any) -> str:
+    """Run a command of lightningbus; return its output. Raises CalledProcessError if it fails."""
     return _python("-m", "lightningbus", *arguments)
 
 
