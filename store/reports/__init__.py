@@ -106,6 +106,11 @@ class Report:
         """Whether its rows have the column ``model``."""
         return BY_MODEL.search(self.body) is not None
 
+    @property
+    def required(self) -> tuple[Parameter, ...]:
+        """Its parameters without a default."""
+        return tuple(parameter for parameter in self.parameters if parameter.default is None)
+
     def query(self, database: str, limit: int = 0, of_model: bool = False, until: datetime | None = None) -> str:
         """Build the query of one run: parameters ``run_id`` and its own.
 
@@ -132,7 +137,11 @@ class Report:
         for parameter in self.parameters:
             text = arguments.get(parameter.name, parameter.default)
             if text is None:
-                raise ValueError(f"report {self.name} needs {parameter.name}: --param {parameter.name}=...")
+                names = " ".join(each.name.upper() for each in self.required)
+                raise ValueError(
+                    f"report {self.name} needs {parameter.name}: --param {parameter.name}=..., "
+                    f"or `lightningbus report {self.name} {names}`"
+                )
             values[parameter.name] = _parse_value(parameter, text)
         return values
 
