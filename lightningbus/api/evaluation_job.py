@@ -34,7 +34,7 @@ UNUSED_TASKS = ("none",)
 """Tasks of a learner that publishes a model and makes no step."""
 ENGINE_SETTINGS = ("inference", "learner", "max_model_len")
 """Settings of what answers in place of an endpoint."""
-LIVE_SETTINGS = {"runs", "samples", "deadline", "concurrency", "runners"}
+LIVE_SETTINGS = {"runs", "samples", "pass_reward", "deadline", "concurrency", "runners"}
 """Settings of an evaluation by a run that is up."""
 
 
@@ -160,6 +160,8 @@ def _live_options(run: str, settings: EvaluateSettings) -> EvaluateOptions:
     options = EvaluateOptions(runner=runner)
     if "samples" in settings:
         options["samples"] = settings["samples"]
+    if "pass_reward" in settings:
+        options["pass_reward"] = settings["pass_reward"]
     if "deadline" in settings:
         options["deadline"] = settings["deadline"]
     return options

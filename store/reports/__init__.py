@@ -14,12 +14,15 @@ from importlib import resources
 from typing import Any
 
 from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
+from lightningbus.store.reports.pass_note import select_pass_note
 
 HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
 BY_MODEL = re.compile(r"\bAS model,|\brun_id, model,")
 PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
+SOLVED_NOTE = select_pass_note("{solved:Float64}", ": say by the parameter solved which of them is a success")
+"""Stands for ``{pass_note}`` in a report."""
 SNAPSHOT_CTES = """
     tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until}),
     attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored_at <= {until}),
@@ -166,7 +169,7 @@ def _parse_report(name: str, text: str) -> Report:
         else:
             header[match[1]] = match[2]
     plot = _parse_plot(header["plot"]) if "plot" in header else None
-    body = "\n".join(lines).strip()
+    body = "\n".join(lines).strip().replace("{pass_note}", SOLVED_NOTE)
     return Report(name, header["title"], header["about"], body, tuple(parameters), plot)
 
 
