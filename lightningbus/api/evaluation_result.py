@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from lightningbus.api.sessions.table import Table
 from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes, format_mean
@@ -32,6 +33,11 @@ class EvaluationResult:
             for name, each in self.evaluations.items()
         )
         return Table(("sampling", *COLUMNS, *(f"pass@{k}" for k in ks)), tuple(rows), "held-out reward")
+
+    def to_figures(self) -> dict[str, Any]:
+        """Return the run's name and its evaluations, as `results.json` of a training has them."""
+        evaluations = [each.model_dump(mode="json") for each in self.evaluations.values()]
+        return {"run": self.directory.name, "evaluations": evaluations}
 
     def __repr__(self) -> str:
         return "\n".join(
