@@ -90,7 +90,8 @@ def _function(node: ast.AsyncFunctionDef, body: str) -> str:
     """Return the blocking form of a function: its own signature and docstring above ``body``."""
     name = NAMES.get(node.name, node.name)
     signature = f"def {name}({ast.unparse(node.args)}) -> {_rename(ast.unparse(node.returns or ast.Constant(None)))}:"
-    return f"{signature}\n    {_docstring(node)}\n{_indent(body)}\n"
+    decorators = "".join(f"@{ast.unparse(each)}\n" for each in node.decorator_list)
+    return f"{decorators}{signature}\n    {_docstring(node)}\n{_indent(body)}\n"
 
 
 def _docstring(node: ast.AsyncFunctionDef | ast.ClassDef) -> str:

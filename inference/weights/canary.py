@@ -52,7 +52,7 @@ def evaluate(spec: CanarySpec, prompts: Logprobs, answers: Logprobs, previous_le
         return CanaryResult(f"the engine gave {len(engines)} log-probabilities for {len(learners)} tokens", {})
     difference = np.clip(learners - engines, -MAX_LOGPROB_DIFFERENCE, MAX_LOGPROB_DIFFERENCE)
     metrics = {
-        "k3_kl": float(np.mean(np.exp(difference) - 1 - difference)),
+        "k3_kl": float(np.mean(np.expm1(difference) - difference)),
         "difference": float(np.mean(np.abs(difference))),
         "tokens": float(len(engines)),
     }

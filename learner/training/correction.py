@@ -52,7 +52,7 @@ def apply_rollout_correction(
 ) -> Correction:
     """Apply verl's correction to log-probabilities, one ``float32[N]`` per sequence each.
 
-    Metrics are verl's ``rollout_corr/…``.
+    Metrics are verl's ``rollout_corr/…``, with k3 by `estimate_k3`.
     """
     import torch
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -68,6 +68,7 @@ def apply_rollout_correction(
         rollout_rs=rule.rollout_rs,
         rollout_rs_threshold=rule.rollout_rs_threshold,
     )
+    metrics["rollout_corr/k3_kl"] = estimate_k3(current, behavior, segments)
     importance = [np.ones_like(values) for values in behavior]
     if weights is not None and (not rule.bypass_mode or is_reinforce(settings)):
         importance = segments.from_matrix(weights.batch["rollout_is_weights"])
@@ -80,3 +81,14 @@ def apply_rollout_correction(
         ],
         metrics={name: float(value) for name, value in metrics.items()},
     )
+
+
+def estimate_k3(current: Sequence[Floats], behavior: Sequence[Floats], segments: Segments) -> float:
+    """Estimate the divergence of *behavior* and *current* over the tokens of all segments, in nats per token.
+
+    Schulman's k3 (http://joschu.net/blog/kl-approx.html): the mean of exp(d) - 1 - d, d = log *current* - log
+    *behavior*. It is never below 0. In single precision, as verl computes it, the rounding of exp(d) exceeds the result
+    where d is small, and may give less than 0.
+    """
+    difference = (segments.to_matrix(current).double() - segments.to_matrix(behavior).double()).numpy()[segments.mask]
+    return float(np.mean(np.expm1(difference) - difference))

@@ -59,7 +59,8 @@ def teacher_loss(model_output: Mapping[str, Any], data: Any, direction: Directio
         data[BEHAVIOR].values()[positions],
     )
     ratio = (now.detach() - behavior).exp().clamp(max=MAX_RATIO)
-    surrogate, divergence = ratio * (now - teacher) ** 2 / 2, kl_penalty(now.detach(), teacher, "low_var_kl")
+    surrogate = ratio * (now - teacher) ** 2 / 2
+    divergence = kl_penalty(now.detach(), teacher, "low_var_kl").clamp(min=0)  # rounding may give less than 0
     if TEACHER_TOP in set(data.keys()):
         top = data[TEACHER_TOP].values()[positions]
         exact = coarse_divergence(model_output[TOP_LOG_PROBS].values()[positions - 1], top, direction)

@@ -182,16 +182,17 @@ def connect(
 
 @with_options(EvaluateSettings)
 def evaluate(
-    agent: str | Callable[..., Any],
-    tasks: Tasks,
+    agent: str | Callable[..., Any] | None = None,
+    tasks: Tasks | None = None,
     *,
     model: str | os.PathLike[str] | None = None,
     url: str | None = None,
     run: str | None = None,
     version: int | None = None,
-    sampling: str | Sequence[str] = ("greedy", "sampled"),
+    sampling: str | Sequence[str] | None = None,
     label: str | None = None,
-    **settings: Unpack[EvaluateSettings],
+    settings: RunFile | None = None,
+    **options: Unpack[EvaluateSettings],
 ) -> EvaluationResult:
     """Answer tasks with a model directory, with an endpoint, or with a weight version of a run.
 
@@ -206,16 +207,27 @@ def evaluate(
         run: name of a run. For one that has ended its processes start again, without the learner, and its store keeps
             the rollouts. For one that is up a runner is started for the agent.
         version: weight version of ``run``; default: the newest. The bus keeps the last few.
-        sampling: ``greedy``, ``sampled`` or both.
+        sampling: ``greedy``, ``sampled`` or both; default: as ``settings``, else both.
         label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
-        settings: the common settings by name, all others in the section of a run file.
+        settings: a run file as in `train`, of which the name is left out. Agent, tasks and model may be left out where
+            it has them. They win over it. Not for a run that is up.
+        options: the common settings by name, all others in the section of a run file.
 
     Raises:
         UserError: something the user can put right, in one sentence.
     """
     return run_blocking(
         aevaluate(
-            agent, tasks, model=model, url=url, run=run, version=version, sampling=sampling, label=label, **settings
+            agent,
+            tasks,
+            model=model,
+            url=url,
+            run=run,
+            version=version,
+            sampling=sampling,
+            label=label,
+            settings=settings,
+            **options,
         )
     )
 

@@ -13,12 +13,20 @@ from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.options import with_options
 from lightningbus.api.sessions.async_session import AsyncSession, aconnect
 from lightningbus.api.sessions.options import EvaluateOptions, check_label, default_label, parse_samplings
-from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory, to_fields
+from lightningbus.api.settings import (
+    EvaluateSettings,
+    RunFile,
+    build_run_settings,
+    read_run_file,
+    runs_directory,
+    to_fields,
+)
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error
 from lightningbus.common.aio import run_in_daemon_thread
 from lightningbus.common.kept_open import KeptOpen
 from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.jobs import evaluate_job
 from lightningbus.run.processes.stack import LocalStack
 from lightningbus.run.results.results import Results
@@ -32,24 +40,27 @@ NAME = "evaluation"
 """Default name of the run of a model directory or an endpoint."""
 UNUSED_TASKS = ("none",)
 """Tasks of a learner that publishes a model and makes no step."""
+TRAINING_SECTIONS = ("name", "auditor", "optimize", "budget", "trackers")
+"""Parts of a run file that an evaluation leaves out."""
 ENGINE_SETTINGS = ("inference", "learner", "max_model_len")
 """Settings of what answers in place of an endpoint."""
-LIVE_SETTINGS = {"runs", "samples", "deadline", "concurrency", "runners"}
+LIVE_SETTINGS = {"runs", "samples", "pass_reward", "deadline", "concurrency", "runners"}
 """Settings of an evaluation by a run that is up."""
 
 
 @with_options(EvaluateSettings)
 async def aevaluate(
-    agent: str | Callable[..., Any],
-    tasks: Tasks,
+    agent: str | Callable[..., Any] | None = None,
+    tasks: Tasks | None = None,
     *,
     model: str | os.PathLike[str] | None = None,
     url: str | None = None,
     run: str | None = None,
     version: int | None = None,
-    sampling: str | Sequence[str] = ("greedy", "sampled"),
+    sampling: str | Sequence[str] | None = None,
     label: str | None = None,
-    **settings: Unpack[EvaluateSettings],
+    settings: RunFile | None = None,
+    **options: Unpack[EvaluateSettings],
 ) -> EvaluationResult:
     """Answer tasks with a model directory, with an endpoint, or with a weight version of a run.
 
@@ -64,29 +75,38 @@ async def aevaluate(
         run: name of a run. For one that has ended its processes start again, without the learner, and its store keeps
             the rollouts. For one that is up a runner is started for the agent.
         version: weight version of ``run``; default: the newest. The bus keeps the last few.
-        sampling: ``greedy``, ``sampled`` or both.
+        sampling: ``greedy``, ``sampled`` or both; default: as ``settings``, else both.
         label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
-        settings: the common settings by name, all others in the section of a run file.
+        settings: a run file as in `atrain`, of which the name is left out. Agent, tasks and model may be left out where
+            it has them. They win over it. Not for a run that is up.
+        options: the common settings by name, all others in the section of a run file.
 
     Raises:
         UserError: something the user can put right, in one sentence.
     """
-    samplings = parse_samplings(sampling)
+    chosen = parse_samplings(sampling) if sampling is not None else None
     with as_user_error():
-        runs = _check_source(model, url, run, settings)
+        file = _read_file(settings)
+        runs = _check_source(model, url, run, options, file)
         check_label(label or default_label(), RunDirectory(runs / run) if run is not None else None)
         if run is not None and RunDirectory(runs / run).read_endpoints() is not None:
-            options = _live_options(run, settings)
-            options["agent"], options["sampling"] = agent, samplings
+            if settings is not None or agent is None or tasks is None:
+                raise UserError(f"run {run!r} is up and has its own settings: give agent and tasks, and no run file")
+            live = _live_options(run, options)
+            live["agent"], live["sampling"] = agent, chosen or tuple(SAMPLINGS)
             if version is not None:
-                options["version"] = version
+                live["version"] = version
             if label is not None:
-                options["label"] = label
+                live["label"] = label
             async with await aconnect(run, runs=runs) as session:
-                return await session.evaluate(tasks, **options)
-        checked = _build_settings(agent, tasks, model, url, run, settings)
+                return await session.evaluate(tasks, **live)
+        tasks = tasks if tasks is not None else (file.get("eval") or {}).get("tasks")
+        if tasks is None:
+            raise UserError("tasks: give the tasks to answer, or a run file with eval.tasks")
+        checked = _build_settings(agent, tasks, model, url, run, options, file)
+        assert checked.eval is not None
         name = "" if run is None else label or default_label()
-        job = evaluate_job.parse_job(checked, samplings, label=name, version=version)
+        job = evaluate_job.parse_job(checked, chosen or checked.eval.sampling, label=name, version=version)
         directory = checked.runs / checked.name
         return EvaluationResult(directory, await evaluate_job.run(checked, job, publishes_model=run is None))
 
@@ -115,10 +135,10 @@ async def aserve(
         UserError: something the user can put right, in one sentence.
     """
     with as_user_error():
-        runs = _check_source(model, url, run, settings)
+        runs = _check_source(model, url, run, settings, {})
         if run is not None and RunDirectory(runs / run).read_endpoints() is not None:
             raise UserError(f"run {run!r} is up already: `lightningbus.aconnect({run!r})` evaluates its versions")
-        checked = _build_settings(agent, None, model, url, run, settings)
+        checked = _build_settings(agent, None, model, url, run, settings, {})
         processes = KeptOpen(evaluate_job.served(checked, publishes_model=run is None), _wait_for_failure)
         try:
             directory = (await run_in_daemon_thread(processes.wait)).directory
@@ -133,7 +153,11 @@ async def _wait_for_failure(stack: LocalStack) -> None:
 
 
 def _check_source(
-    model: str | os.PathLike[str] | None, url: str | None, run: str | None, settings: EvaluateSettings
+    model: str | os.PathLike[str] | None,
+    url: str | None,
+    run: str | None,
+    settings: EvaluateSettings,
+    file: Mapping[str, Any],
 ) -> Path:
     """Return the directory of runs; raises `UserError` unless the arguments name what answers, once."""
     if run is not None and "name" in settings:
@@ -145,7 +169,23 @@ def _check_source(
     for name in ENGINE_SETTINGS if url is not None else ():
         if name in settings:
             raise UserError(f"{name}: leave it out, because no engine is started for url=")
-    return runs_directory(settings)
+    return runs_directory(settings, file)
+
+
+def _read_file(settings: RunFile | None) -> dict[str, Any]:
+    """Read the sections of a run file that an evaluation has too."""
+    return {name: value for name, value in read_run_file(settings).items() if name not in TRAINING_SECTIONS}
+
+
+def _find_file_model(file: Mapping[str, Any]) -> str | None:
+    """Find the model directory that a run file starts from: its learner's, else that of its first node. Pure."""
+    sections = [*_listed(file.get("learner")), *_listed(file.get("learners")), *_listed(file.get("inference"))]
+    return next((str(each["model_path"]) for each in sections if "model_path" in each), None)
+
+
+def _listed(section: Any) -> list[Any]:
+    """Return a section's entries, whether a run file has one or several. Pure."""
+    return [each for each in (section if isinstance(section, list) else [section]) if isinstance(each, Mapping)]
 
 
 def _live_options(run: str, settings: EvaluateSettings) -> EvaluateOptions:
@@ -160,33 +200,44 @@ def _live_options(run: str, settings: EvaluateSettings) -> EvaluateOptions:
     options = EvaluateOptions(runner=runner)
     if "samples" in settings:
         options["samples"] = settings["samples"]
+    if "pass_reward" in settings:
+        options["pass_reward"] = settings["pass_reward"]
     if "deadline" in settings:
         options["deadline"] = settings["deadline"]
     return options
 
 
 def _build_settings(
-    agent: str | Callable[..., Any],
+    agent: str | Callable[..., Any] | None,
     tasks: Tasks | None,
     model: str | os.PathLike[str] | None,
     url: str | None,
     run: str | None,
     settings: EvaluateSettings,
+    file: Mapping[str, Any],
 ) -> RunSettings:
     """Build the settings of the processes to start; without ``tasks`` there is no section `eval`."""
-    runs = runs_directory(settings)
+    runs = runs_directory(settings, file)
     source = save_tasks(UNUSED_TASKS if tasks is None else tasks, runs)
-    path = os.fspath(model) if model is not None else _find_model(runs, run)
-    runner = runner_fields(agent, runs)
+    path = os.fspath(model) if model is not None else _find_file_model(file) if run is None else None
+    path = path or _find_model(runs, run)
+    if agent is None and not file.get("runners") and not settings.get("runners"):
+        raise UserError("agent: give 'module:function', or a run file with runners")
+    runner: dict[str, Any] = dict(runner_fields(agent, runs)) if agent is not None else {}
     if url is not None:
         runner["endpoints"] = {DEFAULT_POLICY: {"url": url, "model": path}}
     base = {
         "name": run or NAME,
-        "runners": [runner],
+        "runners": runner if file.get("runners") else [runner],
         **({"eval": {"tasks": source}} if tasks is not None else {}),
-        **(_build_policies(runs, run, path, source) if url is None else {}),
+        **(
+            _build_policies(runs, run, path, source)
+            if url is None and not (file.get("learners") and run is None)
+            else {}
+        ),
     }
-    return build_run_settings(base, settings, EvaluateSettings)
+    kept = {name: value for name, value in file.items() if url is None or name not in ENGINE_SETTINGS}
+    return build_run_settings(base, settings, EvaluateSettings, kept)
 
 
 def _build_policies(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class EvaluateSettings(SectionSettings, total=False):
     """Seconds without the end of a rollout, beyond its timeout, after which an evaluation is given up."""
     samples: int
     """Sampled answers to each held-out task."""
+    pass_reward: float
+    """Reward from which on an answer has passed, for pass@k."""
     learner: LearnerSettings | Mapping[str, Any]
     """Settings of the learner; in an evaluation it publishes the model."""
 
@@ -101,6 +103,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "lora_rank": ("learner", "lora", "lora_rank"),
     "seed": ("learner", "seed"),
     "samples": ("eval", "samples"),
+    "pass_reward": ("eval", "pass_reward"),
 }
 """Short name -> where it stands in a run file."""
 LISTS = ("inference", "runners")

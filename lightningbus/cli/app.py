@@ -22,6 +22,7 @@ COMMANDS = (
     Command("sft", TRAIN, "Train on good answers: rollouts or chats.", "lightningbus sft chats.jsonl --model-path M"),
     Command("dpo", TRAIN, "Train on pairs of a better and a worse answer.", "lightningbus dpo --run first"),
     Command("optimize", TRAIN, "Improve the prompts of an agent.", "lightningbus optimize -c optimize.yaml"),
+    Command("evaluate", TRAIN, "Answer held-out tasks.", "lightningbus evaluate agent:solve heldout.jsonl --model M"),
     Command("up", TRAIN, "Run all roles of a run file until Ctrl-C.", "lightningbus up -c run.yaml"),
     Command("status", RESULTS, "List the roles that are alive, and their state.", "lightningbus status --watch"),
     Command("ui", RESULTS, "Show runs and rollouts in the browser.", "lightningbus ui"),

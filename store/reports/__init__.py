@@ -14,12 +14,15 @@ from importlib import resources
 from typing import Any
 
 from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
+from lightningbus.store.reports.pass_note import select_pass_note
 
 HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
 BY_MODEL = re.compile(r"\bAS model,|\brun_id, model,")
 PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
+SOLVED_NOTE = select_pass_note("{solved:Float64}", ": say by the parameter solved which of them is a success")
+"""Stands for ``{pass_note}`` in a report."""
 SNAPSHOT_CTES = """
     tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until}),
     attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored_at <= {until}),
@@ -106,6 +109,11 @@ class Report:
         """Whether its rows have the column ``model``."""
         return BY_MODEL.search(self.body) is not None
 
+    @property
+    def required(self) -> tuple[Parameter, ...]:
+        """Its parameters without a default."""
+        return tuple(parameter for parameter in self.parameters if parameter.default is None)
+
     def query(self, database: str, limit: int = 0, of_model: bool = False, until: datetime | None = None) -> str:
         """Build the query of one run: parameters ``run_id`` and its own.
 
@@ -132,7 +140,11 @@ class Report:
         for parameter in self.parameters:
             text = arguments.get(parameter.name, parameter.default)
             if text is None:
-                raise ValueError(f"report {self.name} needs {parameter.name}: --param {parameter.name}=...")
+                names = " ".join(each.name.upper() for each in self.required)
+                raise ValueError(
+                    f"report {self.name} needs {parameter.name}: --param {parameter.name}=..., "
+                    f"or `lightningbus report {self.name} {names}`"
+                )
             values[parameter.name] = _parse_value(parameter, text)
         return values
 
@@ -157,7 +169,7 @@ def _parse_report(name: str, text: str) -> Report:
         else:
             header[match[1]] = match[2]
     plot = _parse_plot(header["plot"]) if "plot" in header else None
-    body = "\n".join(lines).strip()
+    body = "\n".join(lines).strip().replace("{pass_note}", SOLVED_NOTE)
     return Report(name, header["title"], header["about"], body, tuple(parameters), plot)
 
 

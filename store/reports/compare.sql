@@ -1,5 +1,5 @@
 -- title: Comparison of two runs or two versions
--- about: a and b are runs; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name.
+-- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name.
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1

@@ -3,15 +3,10 @@
 -- parameter: solved Float64 = 1
 -- plot: line x=version y=pass_1,pass_2,pass_4,pass_8 series=run_id,model,mode,evaluation
 WITH
-    (n, c, k) -> if(n - c < k, 1., 1 - arrayProduct(arrayConcat([1.], arrayMap(i -> 1 - k / i, range(toUInt64(n - c + 1), toUInt64(n + 1)))))) AS pass,
-    concat('rewards are ', toString(round(lowest, 4)), ' to ', toString(round(highest, 4)), ': say by the parameter solved which of them is a success') AS advice
+    (n, c, k) -> if(n - c < k, 1., 1 - arrayProduct(arrayConcat([1.], arrayMap(i -> 1 - k / i, range(toUInt64(n - c + 1), toUInt64(n + 1)))))) AS pass
 SELECT
     * EXCEPT (lowest, highest),
-    multiIf(
-        highest < {solved:Float64} AND (lowest, highest) != (0, 0), concat('none is ', toString({solved:Float64}), ' or more; ', advice),
-        lowest >= {solved:Float64} AND (lowest, highest) != (1, 1), concat('all are ', toString({solved:Float64}), ' or more; ', advice),
-        {solved:Float64} = 1 AND highest > 1, concat('1 may not be a success; ', advice),
-        '') AS note
+    {pass_note} AS note
 FROM
 (
     SELECT

@@ -1,5 +1,6 @@
 """`lb.evaluate` of a model directory, with the stand-in for vLLM."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
 from tests.learner.conftest import fitting_model
+from tests.lightningbus.test_cli import run as run_command
 
 
 @pytest.mark.e2e
@@ -30,6 +32,34 @@ def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
         assert session.reward_curve().evaluations.column("evaluation") == ["greedy", "sampled"]
 
 
+@pytest.mark.e2e
+def test_the_command_takes_what_it_needs_from_a_run_file(tmp_path: Path) -> None:
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in HELDOUT))
+    (tmp_path / "run.yaml").write_text(
+        json.dumps(
+            {
+                "name": "first",
+                "inference": [ENGINE],
+                "store": STORE,
+                "learner": {
+                    "model_path": str(fitting_model(tmp_path / "model")),
+                    "tasks": "nowhere.jsonl",
+                    "engine": {"check_model": False},
+                },
+                "runners": [{"entrypoint": "steady:solve", "working_dir": str(ROOT / "tests" / "agents")}],
+                "eval": {"tasks": "heldout.jsonl", "sampling": ["sampled"], "samples": 2},
+            }
+        )
+    )
+    done = run_command("evaluate", "-c", "run.yaml", "--samples", "4", "--pass-reward", "0.5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    (sampled,) = figures["evaluations"]
+    assert (figures["run"], sampled["label"], sampled["rollouts"]) == ("evaluation", "sampled", 4 * len(HELDOUT))
+    assert list(sampled["pass_at"]) == ["1", "2", "4"]
+    assert "pass@4" in done.stderr and not (tmp_path / "runs" / "first").exists()
+
+
 @pytest.mark.unit
 async def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
@@ -43,9 +73,11 @@ async def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
         ({"run": "b", "label": "gsm8k"}, suite),
         ({"run": "b", "label": "gsm"}, "there is no run 'b'"),
         ({"model": "m", "max_steps": 3}, "max_steps: no such setting"),
+        ({"model": "m", "tasks": None}, "tasks: give the tasks to answer, or a run file with eval.tasks"),
+        ({"model": "m", "agent": None}, "agent: give 'module:function', or a run file with runners"),
     ):
         with pytest.raises(lb.UserError) as raised:
-            await lb.aevaluate("agent:solve", HELDOUT, **{"runs": tmp_path, **arguments})  # type: ignore[arg-type]
+            await lb.aevaluate(**{"agent": "agent:solve", "tasks": HELDOUT, "runs": tmp_path, **arguments})  # type: ignore[arg-type]
         assert str(raised.value).startswith(sentence)
     with pytest.raises(lb.UserError) as raised:
         build_evaluation_job(RunDirectory(tmp_path / "b"), [], {"label": "gsm8k"})

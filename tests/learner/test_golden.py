@@ -55,6 +55,15 @@ def test_advantages(credit: dict[str, Any], expected: list[float]) -> None:
     np.testing.assert_allclose(list(advantages.values()), expected, rtol=1e-5)
 
 
+def test_the_divergence_of_nearly_equal_policies_is_not_below_zero() -> None:
+    cpu_platform.select_platform()
+    batch = example()
+    sampled = [row.logprobs for row in batch.sequences]
+    now = [values + np.float32(1e-4) for values in sampled]
+    metrics = apply_rollout_correction(now, sampled, Segments(batch.sequences), SETTINGS).metrics
+    assert metrics["rollout_corr/k3_kl"] == pytest.approx(1e-8 / 2, rel=1e-2)
+
+
 def test_weights_loss_and_gradient() -> None:
     cpu_platform.select_platform()
     from verl.utils.tensordict_utils import assign_non_tensor

@@ -20,10 +20,15 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
     right: dict[str, Any] = {"number": "1", "right": "1"}
     async with world_of(bus, nats_url, start_store, "notes") as world:
 
-        async def answer(run: str, inputs: list[dict[str, Any]], reward: str = "") -> Any:
+        async def answer(run: str, inputs: list[dict[str, Any]], reward: str = "", pass_reward: float = 1.0) -> Any:
             problems = [TaskInput(f"p{number}", fields) for number, fields in enumerate(inputs)]
             request = RolloutRequest(
-                run=run, evaluation="greedy", weight_versions={"policy": 3}, agent="notes", reward=reward
+                run=run,
+                evaluation="greedy",
+                weight_versions={"policy": 3},
+                agent="notes",
+                reward=reward,
+                pass_reward=pass_reward,
             )
             return await evaluate(bus, world.store.sql, request, problems)
 
@@ -33,7 +38,10 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         mixed = await answer("mixed", [{}, right])
         assert mixed.failures.startswith("1 of 2 rollouts failed: agent_error: ")
         assert {k: each.mean for k, each in mixed.pass_at.items()} == {1: 0.5}, "a failed answer has not passed"
-        assert (await answer("good", [right])).failures == ""
+        good = await answer("good", [right])
+        assert good.failures == good.pass_note == failed.pass_note == ""
+        strict = await answer("strict", [right, {}], pass_reward=2.0)
+        assert strict.pass_note == "none is 2 or more; rewards are 1 to 1"
         with pytest.raises(UserError, match="evaluation greedy: none of 1 rollouts has a reward with the name 'style'"):
             await answer("named", [right], "style")
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from lightningbus.common.flat_settings import without_secrets
+from lightningbus.run.evaluation.pass_at_k import estimate_pass_at_k
 from lightningbus.run.results.html_report import MAX_ROWS, Section, render, write_report
 from lightningbus.run.run_directory.directory import RunDirectory
 from tests import seed_store
 from tests.lightningbus.test_cli import run as run_command
 from tests.lightningbus.test_cli import says
+from tests.lightningbus.test_train_job import evaluation
 from tests.store.conftest import prepared
 
 WRITTEN_AT = datetime(2026, 11, 24, tzinfo=UTC)
@@ -24,6 +26,22 @@ def test_text_of_others_is_escaped_and_long_tables_are_cut() -> None:
     rows = [(bad, index) for index in range(MAX_ROWS + 5)]
     text = render(bad, {bad: bad}, {bad: {bad: bad}}, b"", [Section(bad, bad, ([bad, "n"], rows))], WRITTEN_AT)
     assert bad not in text and "5 more rows" in text and not LOADS.search(text)
+
+
+def test_evaluations_have_a_column_for_each_k_and_none_that_is_empty() -> None:
+    sampled = evaluation("sampled", 4, 0.25).model_copy(
+        update={"versions": {"policy": 4}, "pass_at": estimate_pass_at_k([4, 4], [1, 4])}
+    )
+    greedy = evaluation("greedy", 4, 0.5).model_copy(update={"pass_at": estimate_pass_at_k([1, 1], [0, 1])})
+    rounds = [{"prompt": "solver", "score": 0.5}]
+    results = {"evaluations": [each.model_dump(mode="json") for each in (greedy, sampled)], "prompt_rounds": rounds}
+    text = render("r", results, {}, b"", [], WRITTEN_AT)
+    table = text.split("<h3>Evaluations</h3>")[1].split("</table>")[0]
+    heads = re.findall(r'<th scope="col">(.*?)</th>', table)
+    passes = ["pass@1", "pass@2", "pass@4"]
+    assert heads == ["label", "version", "mean reward", *passes, "num tasks", "rollouts", "ok", "seconds"]
+    assert "<td>1.00 ± 0.00</td>" in table and "<td>0.25 ± 0.10</td>" in table
+    assert "{" not in table and "<h3>Prompt rounds</h3>" in text
 
 
 def test_secrets_are_left_out() -> None:

@@ -19,11 +19,11 @@ COUNT = "SELECT DISTINCT run_id FROM rollouts"
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which the runs ``first`` and ``second`` have ended."""
     place = tmp_path_factory.mktemp("place")
-    for name in ("first", "second"):
+    for name, num_groups in (("first", 2), ("second", 3)):
         directory = RunDirectory(place / "runs" / name).create()
         directory.store.rmdir()
         with prepared(directory.store) as store:
-            seed_store.insert(store.sql, seed_store.run(name, steps=2, groups=2))
+            seed_store.insert(store.sql, seed_store.run(name, steps=2, groups=num_groups))
     return place
 
 
@@ -38,9 +38,46 @@ def test_a_run_is_asked_by_its_name_or_its_directory(name: str, place: Path) -> 
 
 @pytest.mark.integration
 def test_a_run_that_is_not_there_is_said_with_those_that_are(place: Path) -> None:
-    assert "there is no run 'frist'; did you mean 'first'?" in says(
+    assert "there is no run 'frist' here or in the store of run second; did you mean 'first'?" in says(
         run_command("report", "outcomes", "--run", "frist", cwd=place)
     )
+
+
+@pytest.mark.integration
+def test_two_runs_are_compared_each_in_its_own_store(place: Path) -> None:
+    counts = {}
+    for name in ("first", "second"):
+        answer = run_command(
+            "query", "SELECT count() FROM rollouts WHERE mode = 'train'", "--run", name, "--csv", cwd=place
+        )
+        counts[name] = int(answer.stdout.splitlines()[1])
+    assert 0 < counts["first"] < counts["second"]
+    short = run_command("report", "compare", "first", "runs/second", "--json", cwd=place)
+    rows = {row["figure"]: row for row in json.loads(short.stdout)}
+    assert [rows["rollouts"][column] for column in ("run_id", "a", "b", "difference")] == [
+        "first : runs/second", counts["first"], counts["second"], counts["second"] - counts["first"],
+    ]  # fmt: skip
+    assert rows["mean reward"]["a"] is not None and rows["mean reward"]["b"] is not None
+    long = ("--run", "first", "--param", "a=first", "--param", "b=second", "--json")
+    named = json.loads(run_command("report", "compare", *long, cwd=place).stdout)
+    assert [row | {"run_id": "first : runs/second"} for row in named] == list(rows.values())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (("first", "secnd"), "there is no run 'secnd' here or in the store of run second; did you mean 'second'?"),
+        (("first", "second", "--param", "version_b=9"), "run 'second' has no rollouts with mode=train, version_b=9"),
+        (("first", "second", "--run", "third"), "--run: report compare is about first and second: leave --run out"),
+        (("first", "second", "third"), "report compare takes only a and b without --param, not 'third'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_run_that_cannot_be_compared_is_named_and_no_blank_column(
+    words: tuple[str, ...], sentence: str, place: Path
+) -> None:
+    assert sentence in says(run_command("report", "compare", *words, cwd=place))
 
 
 def test_a_directory_that_was_moved_aside_has_its_runs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "steps replay": ("--step", "1"),
     "sft": (),
     "dpo": (),
+    "evaluate": ("agent:solve", "heldout.jsonl"),
     "regrade": ("grader.yaml", "--name", "strict"),
     "weights list": (),
     "weights show": ("0",),

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.run.display.terminal import render_text
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes
 from lightningbus.run.evaluation.pass_at_k import estimate_pass_at_k
 from lightningbus.run.results import reward_picture
 from lightningbus.run.results.results import Results
@@ -83,6 +84,38 @@ def test_the_table_has_a_column_for_each_suite_and_for_pass_at_k() -> None:
     lines = render_text(evaluations_table([evaluation("greedy", 3, 0.5), suite], {}, "policy")).splitlines()
     assert lines[1].split("  ")[-1].strip() == "hard-sampled pass@4"
     assert lines[2].split() == ["3", "0.50", "±", "0.10", "0.25", "±", "0.10", "1.00", "±", "0.00"]
+
+
+def test_a_threshold_that_fits_the_rewards_of_no_version_is_named_below_the_table(tmp_path: Path) -> None:
+    note = "none is 1 or more; rewards are 0 to 0.7"
+    several = estimate_pass_at_k([4, 4], [0, 0])
+    first, last = (
+        evaluation("sampled", version, 0.25).model_copy(update={"pass_at": several, "pass_note": note})
+        for version in (0, 5)
+    )
+    greedy = evaluation("greedy", 5, 0.25).model_copy(
+        update={"pass_at": estimate_pass_at_k([1], [0]), "pass_note": note}
+    )
+    printed = " ".join(repr(TrainResult(run_of(tmp_path, "policy"), FIGURES, [first, greedy, last])).split())
+    assert f"pass@k of sampled: {note}: say by eval.pass_reward which of them is a success" in printed
+    assert "pass@k of greedy" not in printed
+    fitting = last.model_copy(update={"pass_note": ""})
+    assert describe_pass_notes([first, fitting]) == []
+    suite = last.model_copy(update={"label": "hard-sampled"})
+    assert describe_pass_notes([fitting, suite])[0].startswith(f"pass@k of hard-sampled: {note}: say by eval.suites.")
+
+
+def test_an_evaluation_by_itself_shows_pass_at_k(tmp_path: Path) -> None:
+    note = "none is 1 or more; rewards are 0 to 0.7"
+    greedy = evaluation("greedy", 0, 0.5).model_copy(update={"pass_at": estimate_pass_at_k([1, 1], [0, 1])})
+    sampled = evaluation("sampled", 0, 0.5).model_copy(update={"pass_at": estimate_pass_at_k([4, 4], [1, 4])})
+    result = EvaluationResult(tmp_path, {"greedy": greedy, "sampled": sampled})
+    assert [row["pass@2"] for row in result.table()] == [None, "0.75 ± 0.25"]
+    assert result.table()[1]["pass@4"] == "1.00 ± 0.00" and "pass@4" in repr(result)
+    assert not [name for name in EvaluationResult(tmp_path, {"greedy": greedy}).table().columns if "pass" in name]
+    doubtful = EvaluationResult(tmp_path, {"sampled": sampled.model_copy(update={"pass_note": note})})
+    for text in (repr(doubtful), doubtful._repr_html_()):
+        assert f"pass@k of sampled: {note}: say by pass_reward which of them is a success" in text
 
 
 def test_pass_at_k_is_the_share_of_choices_of_k_answers_with_a_right_one() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lightningbus.common.flat_settings import without_secrets
 from lightningbus.schemas import ids as identity
 from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.spans import SpanBatch
@@ -322,7 +323,8 @@ def test_a_report_is_bounded_and_tells_how_to_see_the_rest(store: StoreProcess) 
 def test_an_unknown_run_is_an_error_with_the_nearest_name(store: StoreProcess, arguments: list[str]) -> None:
     done = command(store, *arguments, "--run", "smal", check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "lightningbus: --run: there is no run 'smal'; did you mean 'small'?\n"
+    place = f"here or in the store at {without_secrets(store.url)}"
+    assert done.stderr == f"lightningbus: there is no run 'smal' {place}; did you mean 'small'?\n"
 
 
 def test_a_rollout_can_be_read(store: StoreProcess) -> None:

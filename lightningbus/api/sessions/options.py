@@ -32,6 +32,8 @@ class EvaluateOptions(TypedDict, total=False):
     """The evaluations are named ``LABEL-greedy`` and ``LABEL-sampled``; default: date and time."""
     samples: int
     """Sampled answers to each task."""
+    pass_reward: float
+    """Reward from which on an answer has passed, for pass@k; default: 1."""
     agent: str | Callable[..., Any]
     """Name of the agent of the run that answers; or a function, or ``module:function``: a runner is started for it, and
     ends with the evaluation."""

@@ -1,7 +1,8 @@
 """Held-out reward of one weight version, measured through the same bus, runners and inference nodes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,24 +14,27 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
 from lightningbus.run.evaluation.pass_at_k import PassAtK, estimate_pass_at_k
-from lightningbus.run.evaluation.request import RolloutRequest
+from lightningbus.run.evaluation.request import SAMPLINGS, RolloutRequest
 from lightningbus.run.evaluation.retrying_store import RetryingStore
+from lightningbus.store.reports.pass_note import select_pass_note
 from lightningbus.tasks.task_loading import TaskInput
 
 # By task first: the answers to one task are not independent of each other.
-RESULTS = """
+RESULTS = f"""
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL),
-    groupArray(num_graded), groupArray(num_passed), sum(num_named)
+    groupArray(num_graded), groupArray(num_passed), sum(num_named), min(low) AS lowest, max(high) AS highest,
+    {select_pass_note("{pass_reward:Float64}")}
 FROM (
     SELECT countIf(outcome = 'ok') AS num_ok, countIf(outcome = 'ok' AND has_name) AS num_named,
         countIf(outcome NOT IN ('grading_failed', 'reward_timeout')) AS num_graded,
-        countIf(outcome = 'ok' AND own_reward >= {pass_reward:Float64}) AS num_passed,
+        countIf(outcome = 'ok' AND own_reward >= {{pass_reward:Float64}}) AS num_passed,
+        minOrNullIf(own_reward, outcome = 'ok') AS low, maxOrNullIf(own_reward, outcome = 'ok') AS high,
         sumIf(own_reward, outcome = 'ok') / nullIf(num_graded, 0) AS reward
     FROM
     (
-        SELECT task_id, outcome, {reward:String} = '' OR mapContains(rewards, {reward:String}) AS has_name,
-            ifNull(if({reward:String} = '', reward, rewards[{reward:String}]), 0) AS own_reward
-        FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
+        SELECT task_id, outcome, {{reward:String}} = '' OR mapContains(rewards, {{reward:String}}) AS has_name,
+            ifNull(if({{reward:String}} = '', reward, rewards[{{reward:String}}]), 0) AS own_reward
+        FROM rollouts WHERE run_id = {{run_id:String}} AND endsWith(task_id, {{suffix:String}})
     )
     GROUP BY task_id
 )
@@ -69,6 +73,9 @@ class Evaluation(BaseModel):
         default={},
         description="pass@k by k: 1, 2, 4, ..., at most the samples of a task; a failed answer has not passed",
     )
+    pass_note: str = Field(
+        default="", description="why `pass_reward` may not fit the rewards, so that pass@k says little; empty: it fits"
+    )
     num_tasks: int = Field(description="held-out tasks")
     rollouts: int = Field(description="answers: tasks times samples")
     ok: int = Field(description="answers whose agent ended well")
@@ -83,6 +90,24 @@ class Evaluation(BaseModel):
     def format_mean(self) -> str:
         """Format the mean reward with its standard error."""
         return format_mean(self.mean_reward, self.standard_error)
+
+
+def describe_pass_notes(evaluations: Iterable[Evaluation], setting: str = "") -> list[str]:
+    """Describe, by label, a threshold of pass@k that fits the rewards of no version, and the setting to change. Pure.
+
+    Only where tasks have several answers: pass@k is not shown for a single one. ``setting``: its name; empty: as in a
+    run file.
+    """
+    by_label: dict[str, list[Evaluation]] = defaultdict(list)
+    for each in evaluations:
+        if max(each.pass_at, default=1) > 1:
+            by_label[each.label].append(each)
+    sentences = []
+    for label, group in by_label.items():
+        if all(each.pass_note for each in group):
+            where = setting or ("eval.pass_reward" if label in SAMPLINGS else "eval.suites.pass_reward")
+            sentences.append(f"pass@k of {label}: {group[-1].pass_note}: say by {where} which of them is a success")
+    return sentences
 
 
 def format_mean(mean: float, error: float | None) -> str:
@@ -127,13 +152,14 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         return [client.query(sql, parameters=parameters).result_rows for sql in (VERSIONS, RESULTS, FAILED)]
 
     async with bus.fleet("store") as stores:
-        actual_versions, ((num_ok, mean, standard_error, num_graded, num_passed, num_named),), failed = await batch.run(
+        actual_versions, (figures,), failed = await batch.run(
             bus,
             RetryingStore(sql, stores),
             read,
             what=f"evaluation {label} of version {format_versions(versions)}" if versions else f"evaluation {label}",
             advice="`lightningbus status` says what is up; or raise eval.deadline",
         )
+    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, pass_note = figures
     for name, actual in actual_versions:
         if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
@@ -148,6 +174,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         mean_reward=mean,
         standard_error=standard_error,
         pass_at=estimate_pass_at_k(num_graded, num_passed),
+        pass_note=pass_note,
         num_tasks=len(tasks),
         rollouts=len(batch.tasks),
         ok=num_ok,

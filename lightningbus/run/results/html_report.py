@@ -17,6 +17,7 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.common.flat_settings import flatten_settings
 from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import format_mean
 from lightningbus.run.results.plot import plot_report
 from lightningbus.run.results.results import RESULTS
 from lightningbus.run.results.reward_picture import PICTURE
@@ -27,6 +28,8 @@ MAX_ROWS = 200
 """Most rows of a table; the remaining ones are only counted."""
 FIRST_REPORTS = ("reward_by_version", "reward_by_name", "pass_at_k", "improved_tasks", "outcomes")
 """Reports that come first; the others follow by name."""
+EMPTY: tuple[Any, ...] = (None, "", {}, [])
+"""Values without which a column is left out."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
 :root { color-scheme: light dark; --line: #dcdcd7; --quiet: #5d636b; }
@@ -36,7 +39,7 @@ h1 { margin: 0; overflow-wrap: anywhere; } h2 { margin: 36px 0 4px; font-size: 1
 .quiet { color: var(--quiet); font-size: 13.5px; } img { max-width: 100%; border-radius: 6px; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: 3px 10px 3px 0; text-align: left; vertical-align: top; }
-td { white-space: nowrap; } td.long { white-space: normal; min-width: 220px; overflow-wrap: anywhere; }
+th, td { white-space: nowrap; } td.long { white-space: normal; min-width: 400px; overflow-wrap: anywhere; }
 summary { cursor: pointer; }
 """
 
@@ -150,11 +153,39 @@ def _result_tables(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table for each list of records, such as evaluations, then one for the single values."""
     lists = {name: value for name, value in results.items() if _is_records(value)}
     for name, records in lists.items():
-        columns = list(dict.fromkeys(column for record in records for column in record))
-        yield f"<h3>{escape(name.capitalize())}</h3>"
-        yield _table((columns, [tuple(record.get(column) for column in columns) for record in records]))
+        yield f"<h3>{escape(name.replace('_', ' ').capitalize())}</h3>"
+        yield _table(tabulate([dict(_flatten_record(record)) for record in records]))
     values = {name: value for name, value in results.items() if name not in lists}
     yield _details("All values", (["result", "value"], list(flatten_settings(values))))
+
+
+def tabulate(records: Sequence[Mapping[str, Any]]) -> ResultTable:
+    """Arrange records as a table, with a column for each name that has a value in any of them. Pure.
+
+    The columns of the record that has most of them come first.
+    """
+    columns = [
+        column
+        for column in dict.fromkeys(column for record in sorted(records, key=len, reverse=True) for column in record)
+        if any(record.get(column) not in EMPTY for record in records)
+    ]
+    return columns, [tuple(record.get(column) for column in columns) for record in records]
+
+
+def _flatten_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the cells of a record: pass@k in a column for each k, a mean with its standard error, names as text."""
+    for name, value in record.items():
+        if name == "pass_at":
+            for k, estimate in value.items():
+                yield f"pass@{k}", format_mean(estimate["mean"], estimate["standard_error"])
+        elif name == "standard_error" or (name == "versions" and len(value) < 2):
+            continue  # beside the mean, and as `version`
+        elif name == "mean_reward":
+            yield name, format_mean(value, record.get("standard_error"))
+        elif isinstance(value, Mapping):
+            yield name, ", ".join(f"{key} {each}" for key, each in value.items())
+        else:
+            yield name, value
 
 
 def _is_records(value: Any) -> bool:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningbus.run.display.terminal import render_html, render_text
-from lightningbus.run.evaluation.evaluation import Evaluation, format_mean
+from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes, format_mean
 from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.reward_picture import PICTURE
@@ -72,7 +72,8 @@ class TrainResult:
         ]
         table = evaluations_table(self.evaluations, figures.get("models", {}), figures.get("model", ""))
         warnings = [Text(f"warning: {each}", "yellow") for each in find_warnings(figures)]
-        return Group(table, Text(sentence), *warnings, Text(picture), *texts, *exports)
+        notes = [Text(each, "yellow") for each in describe_pass_notes(self.evaluations)]
+        return Group(table, *notes, Text(sentence), *warnings, Text(picture), *texts, *exports)
 
     def __repr__(self) -> str:
         return render_text(self.render())

@@ -12,6 +12,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.common.event_loop import run_blocking
+from lightningbus.common.flat_settings import without_secrets
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.run_names import check_run
 from lightningbus.run.run_data.store_files import FilesInUseError, StoreFiles
@@ -162,12 +163,19 @@ class RunData:
         try:
             client = connect_readonly(url, self._database, self._limits)
             if self._expected_run and place != own_store:
-                check_run(client, find_run_id(self._expected_run))
+                check_run(client, find_run_id(self._expected_run), f"here or in {_describe(place)}")
         except BaseException:
             if files is not None:
                 files.close()
             raise
         return _Opened(client, url, files)
+
+
+def _describe(place: str | Path) -> str:
+    """Describe a store by its address, without a password, or by the run whose files it has."""
+    return (
+        f"the store of run {place.parent.name}" if isinstance(place, Path) else f"the store at {without_secrets(place)}"
+    )
 
 
 def _find_store(run: RunDirectory | None) -> str | Path:

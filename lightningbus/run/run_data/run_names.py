@@ -18,14 +18,18 @@ UNION DISTINCT SELECT DISTINCT model FROM model_calls WHERE {run_id:String} IN (
 """
 
 
-def check_run(client: Client, run: str) -> None:
-    """Raise `UserError`, with the nearest name, for a run of which the store has nothing. Blocks."""
+def check_run(client: Client, run: str, place: str = "in the store") -> None:
+    """Raise `UserError`, with the nearest name, for a run of which the store has nothing. Blocks.
+
+    ``place`` says where the run is not, in the words of the error.
+    """
     names = [row[0] for row in client.query(RUNS).result_rows]
     if run in names:
         return
     names = [*dict.fromkeys([*names, *find_run_names()])]
     hint = suggest_name(run, names) if names else "the store has no run yet"
-    raise UserError(f"--run: there is no run {run!r}; {hint or '`lightningbus query` has them: SELECT * FROM runs'}")
+    hint = hint or "`lightningbus query` has them: SELECT * FROM runs"
+    raise UserError(f"there is no run {run!r} {place}; {hint}")
 
 
 def check_model(client: Client, run: str, model: str) -> None:

@@ -1,6 +1,7 @@
 """``lightningbus report``: show reports as tables or pictures."""
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,7 +23,7 @@ from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run_id
-from lightningbus.store.reports import ResultTable
+from lightningbus.store.reports import Report, ResultTable
 
 MAX_ROWS = 1000
 NEXT = """
@@ -37,6 +38,14 @@ MODELS = "SELECT DISTINCT model FROM weight_versions WHERE run_id = {run_id:Stri
 def report(
     name: Annotated[
         str | None, typer.Argument(help="name of the report [default: list all reports]", show_default=False)
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[VALUES]...",
+            help="values of the report's parameters without a default, in order: `report compare first second`",
+            show_default=False,
+        ),
     ] = None,
     run: RunOption = "",
     model: Annotated[str, typer.Option(help="show only this model; also the model of a version in --as-of")] = "",
@@ -63,6 +72,7 @@ def report(
     with require_extra("store"):
         from lightningbus.run.run_data.run_names import check_model, check_run
         from lightningbus.store.reports import REPORTS
+        from lightningbus.store.reports.compared_runs import COMPARISON
     if html is not None:
         _write_html(html, name, run, sql, database)
         return
@@ -84,29 +94,29 @@ def report(
             f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}"
         )
     most = limit + 1 if limit and plot is None else 0  # one more tells whether there are more
-    arguments = dict(_pair(text) for text in parameters or ())
+    arguments = exit_on_user_error(_parse_arguments, definition, values or (), parameters or ())
     if model and any(parameter.name == "model" for parameter in definition.parameters):
         arguments["model"] = model
     elif model and not definition.is_by_model and not (as_of or "").isdecimal():
         exit_with(f"report {name} is not by model: leave --model out")
     of_model = bool(model) and definition.is_by_model
 
-    run_id = find_run_id(run)
+    def ask(run: str, run_id: str, arguments: Mapping[str, str]) -> ResultTable:
+        def answer(client: Any) -> ResultTable:
+            if run_id:
+                check_run(client, run_id)
+            if model:
+                check_model(client, run_id, model)
+            until = _moment(client, as_of, run_id, model) if as_of is not None else None
+            bound = definition.values(arguments, run_id) | ({"model": model} if of_model else {})
+            return run_query(client, definition.query(database, most, of_model, until), **bound)
 
-    def answer(client: Any) -> ResultTable:
-        if run_id:
-            check_run(client, run_id)
-        if model:
-            check_model(client, run_id, model)
-        until = _moment(client, as_of, run_id, model) if as_of is not None else None
-        try:
-            values = definition.values(arguments, run_id)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        values |= {"model": model} if of_model else {}
-        return run_query(client, definition.query(database, most, of_model, until), **values)
+        return with_sql_client(sql, database, answer, run)
 
-    result = with_sql_client(sql, database, answer, run)
+    if name == COMPARISON:
+        result = exit_on_user_error(_compare, ask, arguments, run)
+    else:
+        result = ask(run, find_run_id(run), arguments)
     if plot is not None and definition.plot is not None:
         with require_extra("demo"):
             from lightningbus.run.results.plot import plot_report
@@ -119,6 +129,27 @@ def report(
     if len(first_rows) < len(all_rows):
         narrower = "".join(f", --param {entry.name}=... fewer" for entry in definition.parameters)
         print(f"these are the first {limit} rows: --limit 0 shows all{narrower}", file=sys.stderr)
+
+
+def _compare(
+    ask: Callable[[str, str, Mapping[str, str]], ResultTable], arguments: Mapping[str, str], run: str
+) -> ResultTable:
+    """Ask each of two runs in its own store, and join the answers; raises `UserError` where one has no rollouts."""
+    from lightningbus.store.reports.compared_runs import SIDES, Side, choose_side, describe_selection, join_sides
+
+    names = [arguments[side] for side in SIDES]
+    if run and run not in names:
+        raise UserError(f"--run: report compare is about {' and '.join(names)}: leave --run out")
+
+    def ask_side(side: Side) -> ResultTable:
+        run = arguments[side]
+        run_id = find_run_id(run)
+        answer = ask(run, run_id, choose_side(arguments, side, run_id))
+        if not answer[1]:
+            raise UserError(f"run {run!r} has no rollouts with {describe_selection(arguments, side)}")
+        return answer
+
+    return join_sides(ask_side("a"), ask_side("b"), " : ".join(names))
 
 
 def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
@@ -147,11 +178,25 @@ def _format_parameters(parameters: Any) -> list[str]:
     ]
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, mark, value = text.partition("=")
-    if not mark:
-        exit_with(f"--param: {text!r} is not NAME=VALUE")
-    return name, value
+def _parse_arguments(report: Report, values: Sequence[str], pairs: Sequence[str]) -> dict[str, str]:
+    """Return the arguments of a report by name; raises `UserError` for a missing, unknown, wrong or surplus one."""
+    required = [parameter.name for parameter in report.required]
+    if len(values) > len(required):
+        wanted = (
+            f"only {' and '.join(required)} without --param" if required else "its parameters by --param NAME=VALUE"
+        )
+        raise UserError(f"report {report.name} takes {wanted}, not {values[len(required)]!r}")
+    arguments = dict(zip(required, values, strict=False))
+    for text in pairs:
+        name, mark, value = text.partition("=")
+        if not mark:
+            raise UserError(f"--param: {text!r} is not NAME=VALUE")
+        arguments[name] = value
+    try:
+        report.values(arguments, "")
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return arguments
 
 
 def _moment(client: Any, text: str, run: str, model: str) -> datetime | None:
