@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lightningbus.schemas.weights.safetensors_header import read_tensors
+from lightningbus.schemas.weights.safetensors_header import METADATA, PYTORCH, read_tensors
 
 Layout = dict[str, tuple[Any, tuple[int, ...]]]
 """Dtype and shape of each tensor by name."""
@@ -55,7 +55,8 @@ class _SafetensorsFile:
         self._begin: dict[str, int] = {}
 
     def __enter__(self) -> "_SafetensorsFile":
-        header, offset = dict[str, Any](), 0
+        header: dict[str, Any] = {METADATA: PYTORCH}
+        offset = 0
         for name in sorted(self._layout, key=lambda name: (-self._layout[name][0].itemsize, name)):
             dtype, shape = self._layout[name]
             size = dtype.itemsize

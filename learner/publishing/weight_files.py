@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.learner.trainer import Trainer
+from lightningbus.schemas.weights.safetensors_header import PYTORCH
 
 WEIGHTS = "weights.safetensors"
 BASE = "base.safetensors"
@@ -31,5 +32,5 @@ def write_adapters(tensors: Mapping[str, Any], scale: float, path: Path) -> None
     from safetensors.torch import save_file
 
     temporary = path.with_name(f".{path.name}")
-    save_file(dict(tensors), temporary, {"scale": str(scale)})
+    save_file(dict(tensors), temporary, {**PYTORCH, "scale": str(scale)})
     temporary.replace(path)

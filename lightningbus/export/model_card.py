@@ -16,7 +16,7 @@ from lightningbus.schemas.weights.events import WeightManifest
 
 CARD = "README.md"
 LICENSE_OF_BASE = "that of the base model"
-SERVE = "python -m vllm.entrypoints.openai.api_server --model {model} --port 8000"
+SERVE = "python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} --port 8000"
 """The server by its module: the CPU build of vLLM has no working `vllm` program."""
 LOAD = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -130,7 +130,7 @@ def _usage(facts: CardFacts) -> list[str]:
     question = CHAT if facts.has_chat_template else TEXT
     parts = ["## Use it", "In this directory:", f"```python\n{load}{question}{GENERATE}```"]
     if not facts.is_adapter:
-        parts += [f"Or with vLLM's server:\n\n```sh\n{SERVE.format(model='.')}\n```"]
+        parts += [f"Or with vLLM's server:\n\n```sh\n{SERVE.format(model='.', dtype=facts.dtype)}\n```"]
     return parts
 
 

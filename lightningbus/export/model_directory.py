@@ -20,6 +20,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.machine.hardware import read_versions
 from lightningbus.run.results.best_version import find_best, version_of
 from lightningbus.run.results.results import Results
+from lightningbus.run.results.run_record import read_model_path
 from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.run_data.run_bus import RunBus
 from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
@@ -108,6 +109,8 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
             packages=results.packages if results is not None else read_versions(),
         )
         (directory / CARD).write_text(render_card(facts))
+        for path in directory.iterdir():
+            path.chmod(PUBLIC_MODE)  # a server may run as another user
     return manifest
 
 
@@ -147,6 +150,8 @@ def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, 
     if request.base_model is None and recorded is None:
         raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
     path = request.base_model or Path(str(recorded))
+    if request.base_model is None and source.directory is not None:  # the path may be relative to where it was started
+        path = read_model_path(source.directory.path, str(learner.get("model", ""))) or path
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no model (no config.json): give --base-model DIRECTORY")
     return path
@@ -183,7 +188,6 @@ def _write_model(files: list[Path], base_model: Path, directory: Path, adapted: 
             shutil.copyfile(path, directory / path.name)
     *bases, weights = files
     if not bases:
-        weights.chmod(PUBLIC_MODE)
         weights.replace(directory / WEIGHTS)
         return
     adapters = weights.with_name("adapter")

@@ -15,6 +15,8 @@ from msgspec import Meta
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 METADATA = "__metadata__"
+PYTORCH = {"format": "pt"}
+"""Metadata without which versions of transformers before 5 refuse a file."""
 WORD_SIZES = (1, 2, 4, 8)
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Names that transformers reads weights by: all in one file, or a list of the files that have them."""

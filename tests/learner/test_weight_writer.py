@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
@@ -38,6 +39,8 @@ def test_of_a_bf16_model_a_step_is_published_in_a_fiftieth_of_the_bytes(bf16_mod
     assert encode_delta(tmp_path / "0", tmp_path / "1", tmp_path / "delta", size)
     assert (tmp_path / "delta").stat().st_size <= 0.02 * size
     after, published = masters(trainer), load_file(tmp_path / "1")
+    with safe_open(tmp_path / "1", "pt") as file:
+        assert file.metadata() == {"format": "pt"}, "transformers 4 loads no other"
     for name, part in after.items():
         assert part.dtype == torch.float32 and torch.equal(part.bfloat16(), published[name])
     assert any(not torch.equal(part, before[name]) for name, part in after.items())

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -154,6 +155,27 @@ async def test_a_stopped_run_gives_its_versions_to_the_byte(tmp_path: Path, mode
     assert AutoTokenizer.from_pretrained(tmp_path / "newest").convert_tokens_to_ids("w7") == 7
     card = (tmp_path / "newest" / "README.md").read_text()
     assert "| run | `small` |" in card and "| version | 1 |" in card and str(tmp_path) not in card
+
+
+async def test_files_beside_the_weights_are_those_of_the_model_that_was_trained(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was started beside its model, and another project has a model of the same name and shapes."""
+    run = Run(tmp_path / "small", model)
+    relative = run.settings.model_copy(update={"model_path": Path("model")})
+    (run.directory / "work" / "learner.json").write_text(relative.model_dump_json())
+    (run.directory / "job.json").write_text(json.dumps({"learner": {"model_path": str(model)}}))
+    shutil.copytree(model, tmp_path / "other" / "model")
+    (tmp_path / "other" / "model" / "tokenizer.json").write_text("{}")
+    async with run.up("learner") as bus:
+        weights = run.write(load_file(model / "model.safetensors"))
+        await WeightPublisher(bus, run.settings).publish(weights, version=0, epoch=1, step=0)
+    monkeypatch.chdir(tmp_path / "other")
+    await export("--run", run.directory, "out")
+    assert (tmp_path / "other" / "out" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o644}, "a server is another user"
+    refused = await export("--run", run.directory, 0, code=2)
+    assert "give a version and a directory" in refused.stderr
 
 
 @pytest.mark.long

@@ -68,13 +68,27 @@ def list_suites(directory: Path) -> list[str]:
 
     Raises `UserError` when the record cannot be read.
     """
+    return [path.removeprefix(SUITE) for path in _read_record(directory) if path.startswith(SUITE)]
+
+
+def read_model_path(directory: Path, model: str) -> Path | None:
+    """Read the directory of the model that a training job began with, as an absolute path; None if not on record.
+
+    Raises `UserError` when the record cannot be read.
+    """
+    record = _read_record(directory)
+    section = record.get("learner") or record.get(f"learners.{model}") or {}
+    return Path(section["model_path"]) if "model_path" in section else None
+
+
+def _read_record(directory: Path) -> dict[str, Any]:
+    """Read the record of a run's directory; empty if there is none. Raises `UserError`."""
     try:
-        record = dict(json.loads((directory / RECORD).read_text()))
+        return dict(json.loads((directory / RECORD).read_text()))
     except FileNotFoundError:
-        return []
+        return {}
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{directory / RECORD} cannot be read: {error}") from error
-    return [path.removeprefix(SUITE) for path in record if path.startswith(SUITE)]
 
 
 def _describe_teachers(learner: LearnerSettings) -> Any:

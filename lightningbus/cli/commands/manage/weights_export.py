@@ -80,7 +80,7 @@ def export(
 
 def _parse(where: list[str]) -> tuple[int | None, Path]:
     """Split the arguments into a version, None if absent, and a directory; end the command on anything else."""
-    if len(where) == 1:
+    if len(where) == 1 and not where[0].isdecimal():
         return None, Path(where[0])
     if len(where) != 2 or not where[0].isdecimal():
         exit_with("give a version and a directory, or a directory alone: lightningbus weights export 3 my-model")
