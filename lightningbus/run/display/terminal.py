@@ -14,9 +14,7 @@ from lightningbus.common.printable import to_printable
 
 TEXT_WIDTH = 120
 """Characters of a line for output without a terminal."""
-HTML_FORMAT = (
-    "<pre style='font-family: monospace; line-height: 1.35; white-space: pre-wrap; overflow-wrap: anywhere'>{code}</pre>"
-)
+HTML_FORMAT = "<pre style='font-family: monospace; line-height: 1.35; white-space: pre-wrap; overflow-wrap: anywhere'>{code}</pre>"
 
 
 class Terminal(Console):
