@@ -293,15 +293,15 @@ def test_reading_a_run_changes_nothing_that_the_lists_show(runs: Path, monkeypat
     (run / "store" / "data").mkdir()
     for path in (run / "results.json", run / "work" / "learner.json"):
         os.utime(path, (BEGAN + 60, BEGAN + 60))
-    shown, listed = merge_runs([], OtherRuns("lightningbus").list()), list_runs(runs)
-    (entry,) = (each for each in shown if each["run_id"] == "a")
+    entries, listed = merge_runs([], OtherRuns("lightningbus").list()), list_runs(runs)
+    (entry,) = (each for each in entries if each["run_id"] == "a")
     assert (entry["state"], entry["step"], entry["max_steps"]) == ("finished", 9, 9)
     assert (entry["first_ms"], entry["last_ms"]) == (1000 * BEGAN, 1000 * (BEGAN + 60))
     assert entry["settings"] == {"model": "small/model", "lr": 1e-5}
     assert [(each["rollouts"], each["mean_reward"]) for each in entry["sets"]] == [(64, 0.5)]
     for path in (run / "store" / "data", run / "store", run / "bus", run / "checkpoints", run):
         os.utime(path)
-    assert merge_runs([], OtherRuns("lightningbus").list()) == shown and list_runs(runs) == listed
+    assert merge_runs([], OtherRuns("lightningbus").list()) == entries and list_runs(runs) == listed
     assert OtherRuns("lightningbus").find_end("a") == "finished"
     assert OtherRuns("lightningbus").find_end("nowhere") is None
 

@@ -63,8 +63,8 @@ def choose_state(is_up: bool, training: TrainingRecord) -> RunState:
 
 def _find_slowest(checkpoints: Path, learners: Mapping[str, Mapping[str, Any]]) -> tuple[int | None, int | None]:
     """Return the steps of the slowest model and how many it was to make, by the checkpoints of each."""
-    found = [
+    progress = [
         (find_last_step(checkpoints if len(learners) == 1 else checkpoints / model), settings.get("max_steps"))
         for model, settings in learners.items()
     ]
-    return min(found, key=lambda pair: pair[0] or 0, default=(None, None))
+    return min(progress, key=lambda pair: pair[0] or 0, default=(None, None))
