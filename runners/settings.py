@@ -187,6 +187,12 @@ class RunnerSettings(RoleSettings):
         "installation, {worker} our scripts; {relay}, {gateway} and {address} reach the gateway without a "
         "network",
     )
+    scripted_answers: list[str] = Field(
+        default=["42"],
+        min_length=1,
+        description="answers of the model in the rollout that is tried before training, call after call; the last one "
+        "goes on. Give those that lead an agent to its further calls",
+    )
     workspace: WorkspaceSettings | None = Field(
         default=None,
         description="a fresh copy of files for each rollout, as the field `workspace` of its task's input says",

@@ -14,16 +14,24 @@ SIGNIFICANT_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """A function of ``n`` scores, their ``n`` groups and the ``n`` numbers of tokens behind them."""
+    """A function of ``n`` scores, their ``n`` groups and the ``n`` numbers of tokens behind them.
+
+    Fields:
+        function: what is called; it returns ``n`` advantages
+        is_batchwide: whether a score's advantage depends on scores of other groups
+    """
 
     function: Callable[[Sequence[float], Sequence[Hashable], Sequence[int] | None], list[float]]
     is_batchwide: bool = False
-    """Whether a score's advantage depends on scores of other groups."""
 
     def __call__(
         self, scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None = None
     ) -> list[float]:
-        """Return the advantage of each score. ``num_tokens`` is for estimators that weigh by length."""
+        """Return the advantage of each score in its group, ``n`` finite numbers; none for no scores.
+
+        ``groups`` has a key for each score, such as the id of its task. ``num_tokens`` is for estimators that weigh by
+        length; None: unknown.
+        """
         return self.function(scores, groups, num_tokens) if scores else []
 
 

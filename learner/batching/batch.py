@@ -202,6 +202,7 @@ class BatchBuilder:
                 own_positions[index],
                 [len(call.response_ids) // 4 for call in rollout.calls],
                 number_windows(rollout.calls) if self._credit.needs_windows(rollout.task_id) else (),
+                rollout.named_rewards,
             )
             for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
             if reward is not None and num_valid[rollout.task_id] >= self._settings.algorithm.min_group_size

@@ -4,8 +4,8 @@ docs/lightningrl.md works through each with numbers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -21,19 +21,25 @@ Estimate = Estimator
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Input of a credit function: one valid rollout of ``n`` calls."""
+    """Input of a credit function: one valid rollout, of which ``n`` calls are of the trained model.
+
+    Fields:
+        task_id: id of the task; episodes of equal id are one group
+        reward: the outcome, which training counts
+        rewards: ``n`` intermediate rewards, each given after its call; the outcome is not among them
+        states: ``n`` keys; two calls of equal key were asked with exactly the same tokens
+        num_tokens: ``n`` numbers of tokens that the calls sampled
+        windows: ``n`` numbers of context windows: how often the agent had compacted its context before each call
+        named_rewards: rewards of the whole rollout by name, such as those that the agent returned; empty: it has none
+    """
 
     task_id: str
     reward: float
-    """The outcome."""
     rewards: tuple[float, ...]
-    """``n`` intermediate rewards, each given after its call; the outcome is not among them."""
     states: tuple[Hashable, ...]
-    """``n`` keys: two calls of equal key were asked with exactly the same tokens."""
     num_tokens: tuple[int, ...] = ()
-    """``n`` numbers of tokens that the calls sampled."""
     windows: tuple[int, ...] = ()
-    """``n`` numbers of context windows: how often the agent had compacted its context before each call."""
+    named_rewards: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_calls(
@@ -45,6 +51,7 @@ class Episode:
         positions: Sequence[int],
         num_tokens: Sequence[int],
         windows: Sequence[int] = (),
+        named_rewards: Mapping[str, float] | None = None,
     ) -> "Episode":
         """Return the episode of one policy: its calls at ``positions`` among all calls of a rollout.
 
@@ -60,6 +67,7 @@ class Episode:
             tuple(states[position] for position in positions),
             tuple(num_tokens[position] for position in positions),
             tuple(windows[position] for position in positions) if windows else (0,) * len(positions),
+            named_rewards or {},
         )
 
     @property

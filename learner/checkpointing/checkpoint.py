@@ -183,6 +183,12 @@ class Checkpoints:
         return sorted(paths, key=lambda path: [int(part) for part in path.name.split("-")[1:] if part.isdecimal()])
 
 
+def find_last_step(directory: Path) -> int | None:
+    """Return the training step of the newest checkpoint in a directory by the names alone; None without any."""
+    names = [path.name.split("-") for path in directory.glob("step-*-*")]
+    return max((int(step) for _, step, *_ in names if step.isdecimal()), default=None)
+
+
 def _read(path: Path, key: bytes) -> LearnerState:
     check_seal(path, key)
     return msgspec.json.decode((path / STATE).read_bytes(), type=LearnerState)

@@ -33,6 +33,8 @@ class Rollout:
     first_sequence: int
     """Stream position of its first batch: replay must not begin later while it is unused."""
     last_sequence: int
+    named_rewards: Mapping[str, float] = field(default_factory=dict)
+    """Rewards of the whole attempt by name, those that training can use, in the order of their names."""
     error: str = ""
     """The runner's error message."""
     problem: str = ""
@@ -126,6 +128,7 @@ def build_rollout(
         rewards=intermediate_rewards(spans, end.reward_span, rules),
         first_sequence=first_sequence,
         last_sequence=last_sequence,
+        named_rewards=select_usable(end.rewards),
         error=end.error,
     )
 
@@ -156,6 +159,11 @@ def choose_reward(main: float | None, by_name: Mapping[str, float], name: str) -
     """Choose the reward on which a policy is trained; None if there is none, or training cannot use it."""
     value = by_name.get(name) if name else main
     return value if value is not None and is_usable(value) else None
+
+
+def select_usable(by_name: Mapping[str, float]) -> dict[str, float]:
+    """Select the rewards that training can use, sorted by name: a replay adds them up in the same order."""
+    return {name: value for name, value in sorted(by_name.items()) if is_usable(value)}
 
 
 def training_reward(rollout: Rollout, failed: str) -> float | None:

@@ -24,16 +24,24 @@ NO_RESULTS = TaskResults()
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """One task as a sampler of the user's sees it."""
+    """One task as a sampler of the user's sees it.
+
+    Fields:
+        id: id of the task in its file
+        labels: labels of the task, by name
+        passed: number of its rollouts that passed, older ones counting less
+        failed: number of its rollouts that did not pass, older ones counting less
+        group_size: number of rollouts of each of its groups
+        num_groups_since: groups dispatched since its last one; for a task that had none, since one pass before the
+            start
+    """
 
     id: str
     labels: Mapping[str, str]
     passed: float
-    """Rollouts that passed, older ones counting less."""
     failed: float
     group_size: int
     num_groups_since: int
-    """Groups that were dispatched since its last one; for a task that had none, since one pass before the start."""
 
 
 class TaskSelector:

@@ -158,7 +158,11 @@ class LearnerSettings(ModelRoleSettings):
         "less context",
     )
     staleness: StalenessSettings = StalenessSettings()
-    seed: int = Field(default=0, description="seed of the order of tasks, and of random choices in training")
+    seed: int = Field(
+        default=0,
+        description="seed of the order of tasks, and of random choices in training. What vLLM samples does not follow "
+        "it, so two runs with one seed differ",
+    )
     id: str | None = Field(default=None, description="name of this learner; default: host-pid", pattern=NAME)
     cpu_threads: int | None = Field(
         default=None, gt=0, description="CPU threads of the computation; default: torch's own choice"

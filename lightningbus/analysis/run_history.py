@@ -11,7 +11,7 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.learner.batching.preferences import choose_pair
-from lightningbus.learner.rollouts.assembler import Rollout, choose_reward
+from lightningbus.learner.rollouts.assembler import Rollout, choose_reward, select_usable
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
 from lightningbus.learner.selection.task_sets import TaskSets
@@ -268,6 +268,7 @@ def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule], rew
         rewards=intermediate_rewards(spans, row["reward_span"], rules),
         first_sequence=0,
         last_sequence=0,
+        named_rewards=select_usable(row["rewards"]),
     )
 
 

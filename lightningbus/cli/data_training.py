@@ -94,7 +94,7 @@ class DataTraining:
                 settings = self._build_settings(exits, choose)
             work = job.run(settings, resume=self.is_resumed)
             resume = f": lightningbus {self.command} --resume --name {self.name} goes on"
-            trained = run_async(run_until_signal(work, resume))
+            trained = run_async(run_until_signal(work, lambda: resume))
         if self.out is None:
             for command in trained.list_export_commands():
                 print(f"export the model: {command}")

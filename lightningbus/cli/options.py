@@ -200,8 +200,8 @@ def parse_sizes(options: list[str] | None) -> "StreamSizes":
     return exit_on_user_error(validate_settings, StreamSizes, fields, "--size")
 
 
-async def run_until_signal(job: Coroutine[Any, Any, T], advice: str = "") -> T:
-    """Return the result of ``job``; raises `UserError`, with ``advice`` at its end, when a signal stops it."""
+async def run_until_signal(job: Coroutine[Any, Any, T], advise: Callable[[], str] = str) -> T:
+    """Return the result of ``job``; raises `UserError`, with the advice of that moment, when a signal stops it."""
     from lightningbus.run.processes.role_process import on_stop_signals
 
     stop = asyncio.Event()
@@ -209,4 +209,4 @@ async def run_until_signal(job: Coroutine[Any, Any, T], advice: str = "") -> T:
     try:
         return await run_unless(stop.wait(), job, retry_after=None)
     except WorkInterruptedError:
-        raise UserError(f"stopped before the end{advice}") from None
+        raise UserError(f"stopped before the end{advise()}") from None

@@ -1,30 +1,35 @@
 """Runs that have a store of their own, besides the store that the page reads."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lightningbus.store.ui.client import QueryRow, Reader, StoreState
+from lightningbus.store.ui.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRun:
     """Summary of a run whose store is not open yet; None: not known.
 
-    ``step`` is that of the slowest model. ``means`` has the mean reward of each evaluation by weight version.
-    ``last_ms`` is in milliseconds since 1970.
+    ``first_ms`` and ``last_ms`` are when it began and when it last did anything, in milliseconds since 1970. ``step``
+    is that of the slowest model. ``means`` has the mean reward of each evaluation by weight version.
     """
 
     run_id: str
-    is_up: bool
+    state: RunState
+    first_ms: float
     last_ms: float
-    seconds: float | None = None
     step: int | None = None
     max_steps: int | None = None
     rollouts: int | None = None
-    model: str = ""
+    reward: float | None = None
+    """Mean reward of the last training step."""
     models: Sequence[str] = ()
     """Those that are trained, the one that agents call by name first."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the learner of the first of them."""
     means: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
 
@@ -47,6 +52,9 @@ class OtherRuns(Protocol):
 
     def list_labels(self) -> Mapping[str, QueryRow]:
         """Return ``tags``, ``note`` and ``is_archived`` of runs that have any, by their ids. May block."""
+
+    def find_end(self, run_id: str) -> RunState | None:
+        """Return how the training of a run ended; None: it goes on, or it is not on record. May block."""
 
     async def open(self, run_id: str) -> OpenRun:
         """Open the store of a run; raises `lightningbus.store.ui.client.StoreGoneError`."""
@@ -73,6 +81,12 @@ class RunReader:
     def list_labels(self) -> Mapping[str, QueryRow]:
         """Return the labels of runs that have any, by their ids. May block."""
         return self._others.list_labels() if self._others is not None else {}
+
+    async def settle_state(self, run_id: str, state: RunState) -> RunState:
+        """Return the state of a run whose store has ended: that of its files where a training is on record."""
+        if self._others is None:
+            return state
+        return await asyncio.to_thread(self._others.find_end, run_id) or state
 
     def state_of(self, run_id: str) -> StoreState:
         """Return what the last query about a run read; without one, of the store that the page reads."""

@@ -1,7 +1,6 @@
 """The list of runs: one entry a run, from rows of several queries. `build_runs` is pure."""
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -140,15 +139,13 @@ def label_runs(runs: Sequence[QueryRow], labels: Mapping[str, QueryRow]) -> list
 
 
 def _describe_other(run: OtherRun) -> QueryRow:
-    store, seconds_since_last = (StoreState.LIVE, 0.0) if run.is_up else (StoreState.FINISHED, math.inf)
-    last_steps = [{"model": "", "step": run.step, "settings": {"max_steps": run.max_steps}}] if run.step else []
     return {
         "run_id": run.run_id,
-        "state": choose_state(1, seconds_since_last, last_steps, None, store),
+        "state": run.state,
         "step": run.step,
         "max_steps": run.max_steps,
         "models": list(run.models),
-        "settings": {"model": run.model} if run.model else {},
+        "settings": summarize_settings(run.settings),
         "results": [
             {
                 "evaluation": evaluation,
@@ -160,10 +157,10 @@ def _describe_other(run: OtherRun) -> QueryRow:
             for evaluation, means in run.means.items()
         ],
         "sets": []
-        if not run.rollouts
-        else [{"mode": "train", "evaluation": "", "rollouts": run.rollouts, "mean_reward": None}],
+        if not run.rollouts and run.reward is None
+        else [{"mode": "train", "evaluation": "", "rollouts": run.rollouts or 0, "mean_reward": run.reward}],
         "version": None,
-        "first_ms": None if run.seconds is None else run.last_ms - 1000 * run.seconds,
+        "first_ms": run.first_ms,
         "last_ms": run.last_ms,
     }
 

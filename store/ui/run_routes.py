@@ -9,7 +9,7 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.step_metrics import describe_metric
 from lightningbus.store.reports.merged_points import merge_thin_points
 from lightningbus.store.ui import curves, progress, queries, run_list, run_state
-from lightningbus.store.ui.client import QueryRow
+from lightningbus.store.ui.client import QueryRow, StoreState
 from lightningbus.store.ui.other_run import RunReader
 from lightningbus.store.ui.responses import json_response, require_param
 from lightningbus.store.ui.rollouts import queries as rollout_queries
@@ -61,6 +61,8 @@ class RunRoutes:
             run_list.select_learners(self._list_members(run_id), run_id),
             self._reader.state_of(run_id),
         )
+        if self._reader.state_of(run_id) is StoreState.FINISHED:
+            state = await self._reader.settle_state(run_id, state)
         return json_response({"state": state, "last_ms": last_ms})
 
     async def _answer(self, request: web.Request) -> web.Response:

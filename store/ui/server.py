@@ -111,6 +111,8 @@ class UiServer:
         now_ms = time.time() * 1000
         state = self._reader.state_of("")
         runs = run_list.build_runs(times, sets, results, last_steps, self._members(""), state, now_ms)
+        if state is StoreState.FINISHED:
+            runs = [{**run, "state": await self._reader.settle_state(run["run_id"], run["state"])} for run in runs]
         others = await asyncio.to_thread(self._reader.list_others)
         labels = await asyncio.to_thread(self._reader.list_labels)
         return json_response(run_list.label_runs(run_list.merge_runs(runs, others), labels))

@@ -259,7 +259,7 @@ def test_a_loop_over_steps_is_left_and_a_resume_has_the_next_ones(
     assert following == list(range(following[0], end + 1)) and following[0] > 1
     assert (steps.result.figures["steps"], steps.result.figures["rollouts_trained_twice"]) == (end, 0)
     (run,) = list_runs()
-    assert (run.state, run.steps, run.reward) == ("ended", end, steps.result.figures["reward"])
+    assert (run.state, run.steps, run.reward) == ("finished", end, steps.result.figures["reward"])
     greedy = {each.version: each.mean_reward for each in steps.result.evaluations if each.label == "greedy"}
     assert run.heldout == pytest.approx(greedy[end])
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,18 @@ def test_any_order_and_any_duplicate_give_the_same_rollout(order: list[int], aga
     assert [call.index for call in finished.calls] == list(range(6))
     assert finished.first_sequence == 1
     assert assembler.oldest_pending_sequence() is None
+
+
+def test_rewards_by_name_are_those_that_training_can_use_in_the_order_of_names() -> None:
+    first, last = batches("a", 0)
+    assert last.end is not None
+    last = msgspec.structs.replace(
+        last, end=msgspec.structs.replace(last.end, rewards={"correct": 1.0, "brief": 0.5, "odd": float("nan")})
+    )
+    assembler = Assembler()
+    assembler.add(first, 1)
+    whole = assembler.add(last, 2)
+    assert whole is not None and list(whole.named_rewards.items()) == [("brief", 0.5), ("correct", 1.0)]
 
 
 def test_attempts_of_one_rollout_are_never_mixed() -> None:

@@ -1,9 +1,11 @@
 """A user's own functions: whatever is wrong with them ends the learner with a sentence that names the line."""
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,13 +14,16 @@ import numpy as np
 import pytest
 import torch
 
+from lightningbus.learner.batching.advantages import Estimator
 from lightningbus.learner.batching.credit import Episode, resolve_credit_fn
 from lightningbus.learner.errors import LearnerError, as_learner_error
+from lightningbus.learner.selection.selector import TaskStatistics
 from lightningbus.learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings
 from lightningbus.learner.settings.own_function import OwnFunction, OwnFunctionError
 from lightningbus.learner.settings.user_code import describe_error
 from lightningbus.learner.training.estimators import make_estimator
 from lightningbus.learner.training.own_loss import compute_own_loss
+from tests.commands import ROOT
 from tests.factories import group, rollout
 from tests.learner.conftest import builder_for, settings_for
 from tests.learner.test_trainer import Start, batch_of, conversations, masters, sampled_by
@@ -78,6 +83,28 @@ def test_an_estimator_says_a_few_of_its_values_that_are_not_finite(import_path: 
     estimate = make_estimator(AlgorithmSettings(adv_estimator=import_path(lambda scores, *_: [NAN] * len(scores))))
     with pytest.raises(OwnFunctionError, match=r"not finite, 500 of 500 for scores: nan, nan, nan, …$"):
         estimate([1.0] * 500, ["a"] * 500, [1] * 500)
+
+
+def test_credit_by_part_of_the_docs_gives_each_call_the_reward_of_its_part(import_path: Callable[[Any], str]) -> None:
+    (text,) = re.findall(r"```python\n(def by_part.*?)```", (ROOT / "docs" / "lightningrl.md").read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    builder = builder_for(settings_for(Path("m"), credit={"method": import_path(namespace["by_part"])}))
+    parts = [{"brief": 0.0, "correct": 1.0}, {"brief": 1.0, "correct": 0.0}]
+    members = [
+        replace(rollout("a", sample, 0.5), named_rewards=named_rewards) for sample, named_rewards in enumerate(parts)
+    ]
+    advantages = builder.build([group("a", *members)], 0).advantages
+    assert [[advantages[member.id, call] > 0 for call in (0, 1)] for member in members] == [
+        [False, True],
+        [True, False],
+    ]
+
+
+@pytest.mark.parametrize("kind", [Episode, Estimator, TaskStatistics])
+def test_help_has_the_meaning_of_each_field_that_a_function_gets(kind: Any) -> None:
+    text = inspect.getdoc(kind).partition("Fields:\n")[2]  # type: ignore[union-attr]
+    assert re.findall(r"^    (\w+): \S", text, re.MULTILINE) == [each.name for each in fields(kind)]
 
 
 def test_an_estimator_may_give_an_array_or_a_tensor(import_path: Callable[[Any], str]) -> None:

@@ -14,7 +14,7 @@ from transformers import Qwen2Config, ViTConfig
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
-from lightningbus.run.preflight.job_checks import TrainJob, check_alone, describe_trial, parse_job
+from lightningbus.run.preflight.job_checks import TrainJob, check_alone, describe_trial, parse_job, run_checks
 from lightningbus.run.preflight.learner_checks import check_learner
 from lightningbus.run.preflight.memory_check import Target
 from lightningbus.run.preflight.model_checks import check_model, find_unknown_tokens, make_empty_model
@@ -71,6 +71,14 @@ def single_run(node: dict[str, Any], learner: dict[str, Any]) -> RunSettings:
         inference=[{"model_path": "m", **node}],
         learner={"model_path": "m", "tasks": "tasks.jsonl", **learner},
     )
+
+
+def test_names_are_checked_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "input": 1}) + "\n")
+    settings = single_run({}, {"algorithm": {"adv_estimator": "nope"}})
+    with pytest.raises(UserError, match=r"adv_estimator: 'nope' is not known"):  # there is no model at all
+        list(run_checks(settings, job_of(settings), Target(gpu_memory_gib=80.0)))
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

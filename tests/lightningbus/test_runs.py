@@ -17,7 +17,8 @@ from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.machine.hardware import read_hardware
 from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.other_runs import OtherRuns
-from lightningbus.run.run_data.run_overview import choose_state, list_runs
+from lightningbus.run.run_data.run_overview import list_runs
+from lightningbus.run.run_data.training_record import TrainingRecord, choose_state, read_training
 from lightningbus.run.run_directory.deletion import DELETED, delete_run
 from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
 from lightningbus.run.run_directory.disk_usage import measure_disk_bytes
@@ -36,7 +37,7 @@ from lightningbus.run.run_directory.labels import (
 from lightningbus.run.run_directory.lookup import find_changeable_run, find_run_names
 from lightningbus.run.run_directory.references import find_references, names_run
 from lightningbus.run.run_directory.renaming import rename_run
-from lightningbus.store.ui.run_list import label_runs
+from lightningbus.store.ui.run_list import label_runs, merge_runs
 
 BEGAN = 1_790_000_000
 
@@ -56,10 +57,10 @@ def make_run(path: Path, started_at: int) -> RunDirectory:
     return run
 
 
-def results(name: str) -> Results:
+def results(name: str, is_finished: bool = False) -> Results:
     return Results(
-        run=name, model="policy", model_path=Path("M"), settings_sha256="", seed=0, max_steps=9, max_reward=1.0,
-        hardware=read_hardware(), packages={},
+        run=name, is_finished=is_finished, model="policy", model_path=Path("M"), settings_sha256="", seed=0,
+        max_steps=9, max_reward=1.0, hardware=read_hardware(), packages={},
     )  # fmt: skip
 
 
@@ -248,17 +249,61 @@ def test_archived_runs_are_listed_on_demand(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_up", "has_job", "is_finished", "expected"),
+    ("is_up", "training", "expected"),
     [
-        (True, True, False, "running"),
-        (True, False, False, "running"),
-        (False, True, False, "stopped"),
-        (False, True, True, "ended"),
-        (False, False, False, "ended"),
+        (True, TrainingRecord(has_training=True), "running"),
+        (True, TrainingRecord(has_training=False), "running"),
+        (False, TrainingRecord(has_training=True), "stopped"),
+        (False, TrainingRecord(has_training=True, steps=4, max_steps=9), "stopped"),
+        (False, TrainingRecord(has_training=True, steps=9, max_steps=9), "finished"),
+        (
+            False,
+            TrainingRecord(has_training=True, steps=4, max_steps=9, results=results("a", is_finished=True)),
+            "finished",
+        ),
+        (False, TrainingRecord(has_training=False), "ended"),
     ],
 )
-def test_the_state_of_a_run(is_up: bool, has_job: bool, is_finished: bool, expected: str) -> None:
-    assert choose_state(is_up, has_job, is_finished) == expected
+def test_the_state_of_a_run(is_up: bool, training: TrainingRecord, expected: str) -> None:
+    assert choose_state(is_up, training) == expected
+
+
+def test_a_training_without_a_job_has_the_steps_of_its_checkpoints(runs: Path) -> None:
+    run = runs / "a"
+    (run / "job.json").unlink()
+    (run / "work" / "learner-first.json").write_text(json.dumps({"model": "policy", "max_steps": 0}))
+    assert not read_training(RunDirectory(run)).has_training, "it publishes a model and trains none"
+    (run / "work" / "learner.json").write_text(json.dumps({"model": "policy", "max_steps": 10}))
+    for name in ("step-000008-1", "step-000010-1", "broken-step-000011-1"):
+        (run / "checkpoints" / name).mkdir()
+    listed = {each.name: (each.state, each.steps, each.max_steps) for each in list_runs(runs)}
+    assert listed["a"] == ("finished", 10, 10)
+
+
+def test_reading_a_run_changes_nothing_that_the_lists_show(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening its bus and its store writes in their directories."""
+    monkeypatch.chdir(runs.parent)
+    run = runs / "a"
+    written = results("a", is_finished=True)
+    written.steps, written.reward, written.rollouts = 9, 0.5, 64
+    written.write(run)
+    (run / "work" / "learner.json").write_text(
+        json.dumps({"model": "policy", "max_steps": 9, "model_path": "small/model", "actor": {"optim": {"lr": 1e-5}}})
+    )
+    (run / "store" / "data").mkdir()
+    for path in (run / "results.json", run / "work" / "learner.json"):
+        os.utime(path, (BEGAN + 60, BEGAN + 60))
+    entries, listed = merge_runs([], OtherRuns("lightningbus").list()), list_runs(runs)
+    (entry,) = (each for each in entries if each["run_id"] == "a")
+    assert (entry["state"], entry["step"], entry["max_steps"]) == ("finished", 9, 9)
+    assert (entry["first_ms"], entry["last_ms"]) == (1000 * BEGAN, 1000 * (BEGAN + 60))
+    assert entry["settings"] == {"model": "small/model", "lr": 1e-5}
+    assert [(each["rollouts"], each["mean_reward"]) for each in entry["sets"]] == [(64, 0.5)]
+    for path in (run / "store" / "data", run / "store", run / "bus", run / "checkpoints", run):
+        os.utime(path)
+    assert merge_runs([], OtherRuns("lightningbus").list()) == entries and list_runs(runs) == listed
+    assert OtherRuns("lightningbus").find_end("a") == "finished"
+    assert OtherRuns("lightningbus").find_end("nowhere") is None
 
 
 def test_a_run_is_running_from_its_lock_to_its_end(runs: Path) -> None:

@@ -1,6 +1,11 @@
 """Which versions a job evaluates, what its results hold, and when it may be resumed."""
 
+import asyncio
 import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +20,13 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.held_out import HeldOutSet, build_held_out_request, choose_due_versions
 from lightningbus.run.evaluation.request import RolloutRequest
+from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
 from lightningbus.run.preflight.job_checks import TrainJob, parse_job
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256
 from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record
+from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import RunSettings
@@ -279,6 +286,40 @@ def test_the_command_says_in_one_sentence_why_it_cannot_resume(tmp_path: Path) -
     sentence = f"{tmp_path}/runs/small holds no training job to resume: start it without --resume"
     assert (result.exit_code, sentence in result.stderr) == (2, True), result.output
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("stopped_in", ["_check", "start_stack"])
+def test_a_stop_advises_to_resume_only_what_is_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: str
+) -> None:
+    """The checks come first: an earlier run of the name stays as it is until they have ended."""
+    settings, job = job_of(tmp_path)
+    (tmp_path / "run.yaml").write_text(json.dumps(settings.model_dump(mode="json", exclude_unset=True)))
+    RunDirectory(tmp_path / "runs" / "small").create()
+    write_record(tmp_path / "runs" / "small", describe_job(job.learners, job.eval))
+
+    async def end_at_once(*_: Any) -> None:
+        pass
+
+    async def be_stopped(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(train_job, "_check", be_stopped if stopped_in == "_check" else end_at_once)
+    monkeypatch.setattr(train_job, "start_stack", asynccontextmanager(stopped_context(be_stopped)))
+    result = CliRunner().invoke(app, ["train", "-c", str(tmp_path / "run.yaml")])
+    has_started = stopped_in == "start_stack"
+    sentence = f"lightningbus train --resume -c {tmp_path}/run.yaml goes on" if has_started else "nothing had started"
+    assert (result.exit_code, f"stopped before the end: {sentence}" in result.stderr) == (2, True), result.output
+    assert len(list((tmp_path / "runs").glob("small*"))) == 1 + has_started, "the earlier one is moved aside"
+
+
+def stopped_context(stop: Callable[[], Awaitable[None]]) -> Callable[..., AsyncIterator[None]]:
+    async def enter(*_: Any) -> AsyncIterator[None]:
+        await stop()
+        yield
+
+    return enter
 
 
 def test_settings_differ_by_their_dotted_path() -> None:

@@ -50,6 +50,12 @@ def every_api(task):
     return {"reward": float(answers == [task["answer"]] * 7), "answers": answers}
 
 
+def decides(task):
+    if not chat(task).choices[0].message.content.startswith("search"):
+        return 0.0
+    return float(chat(task).choices[0].message.content == task["answer"])
+
+
 async def with_endpoint(task, endpoint):
     from openai import AsyncOpenAI
 
@@ -144,6 +150,14 @@ async def test_a_rollout_is_answered_by_every_api_and_described(
 async def test_a_conversation_goes_on(tmp_path: Path) -> None:
     (line,) = await try_one(tmp_path, entrypoint="agent:continues")
     assert "2 model calls, reward 0.5" in line
+
+
+async def test_scripted_answers_lead_an_agent_to_its_second_turn(tmp_path: Path) -> None:
+    (line,) = await try_one(tmp_path, entrypoint="agent:decides")
+    assert "1 model call, reward 0, " in line
+    assert line.endswith("; each answer of the model was '42' (runners.scripted_answers)")
+    (line,) = await try_one(tmp_path, entrypoint="agent:decides", scripted_answers=["search 6 * 7", "42"])
+    assert "2 model calls, reward 1, " in line and line.endswith(" s")
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,13 @@ def run_checks(
     for learner in job.learners:
         yield _check_sizes(settings, learner)
         yield from (f"warning: {oddity}" for oddity in find_oddities(settings, learner))
+        yield from check_learner(learner, target)
     trained = [learner.model_path for learner in job.learners]
     for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
         nodes = [node for node in settings.inference if node.model_path == path]
         learners = [learner for learner in job.learners if learner.model_path == path]
         yield from check_model(path, nodes, learners, is_here=is_here)
     for learner in job.learners:
-        yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)
         if loads_models:
             yield from check_computation(learner, target, settings.inference if starts_engine else None)

@@ -1,4 +1,4 @@
-"""An inference node that always answers with the same token, to try an agent before there is a model."""
+"""An inference node that gives scripted answers of one token, to try an agent before there is a model."""
 
 import asyncio
 import json
@@ -12,7 +12,6 @@ from aiohttp import web
 from lightningbus.run.preflight.scripted_engine import ModelCall
 from lightningbus.schemas.fleet import Heartbeat
 
-ANSWER = "42"
 TOKEN_ID, LOGPROB, WEIGHT_VERSION = 42, -0.5, 0
 PROMPT_IDS = [1, 2, 3]
 """The tokens of any prompt."""
@@ -22,9 +21,9 @@ MAX_REQUEST_BYTES = 64 * 1024 * 1024
 class ScriptedNode:
     """The only node of its fleet; it streams to the gateway as a real node does."""
 
-    def __init__(self, *models: str) -> None:
-        """Prepare to serve ``models``."""
-        self._models = models
+    def __init__(self, models: Sequence[str], answers: Sequence[str]) -> None:
+        """Prepare to serve ``models``, with ``answers`` call after call, of which the last one goes on."""
+        self._models, self._answers = models, answers
         self._members: list[Heartbeat] = []
         self.calls: list[ModelCall] = []
         """Model calls received, in order."""
@@ -79,7 +78,8 @@ class ScriptedNode:
             "model": body.get("model"),
             "created": int(time.time()),
         }
-        choices = [_choice(index, chat) for index in range(num_choices)]
+        answer = self._answers[min(len(self.calls), len(self._answers)) - 1]
+        choices = [_choice(index, chat, answer) for index in range(num_choices)]
         usage = {
             "prompt_tokens": len(PROMPT_IDS),
             "completion_tokens": num_choices,
@@ -94,14 +94,14 @@ class ScriptedNode:
         return web.json_response({"tokens": PROMPT_IDS})
 
 
-def _choice(index: int, chat: bool) -> dict[str, Any]:
+def _choice(index: int, chat: bool, answer: str) -> dict[str, Any]:
     """Build one choice of the only chunk of an answer."""
     choice: dict[str, Any] = {"index": index, "finish_reason": "stop", "token_ids": [TOKEN_ID]}
     if chat:
-        choice["delta"] = {"role": "assistant", "content": ANSWER}
-        choice["logprobs"] = {"content": [{"token": ANSWER, "logprob": LOGPROB}]}
+        choice["delta"] = {"role": "assistant", "content": answer}
+        choice["logprobs"] = {"content": [{"token": answer, "logprob": LOGPROB}]}
     else:
-        choice["text"] = ANSWER
-        choice["logprobs"] = {"tokens": [ANSWER], "token_logprobs": [LOGPROB]}
+        choice["text"] = answer
+        choice["logprobs"] = {"tokens": [answer], "token_logprobs": [LOGPROB]}
         choice["prompt_token_ids"] = PROMPT_IDS
     return choice

@@ -11,7 +11,7 @@ from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
-from lightningbus.run.preflight.scripted_node import ANSWER, ScriptedNode
+from lightningbus.run.preflight.scripted_node import ScriptedNode
 from lightningbus.runners.agent.factory import uses_socket
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.agent.process import ProcessWatchdog
@@ -85,7 +85,7 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
         return tuple(trial.prompts)
 
     async with (
-        ScriptedNode(*_list_models(runner, trial)).serving() as node,
+        ScriptedNode(_list_models(runner, trial), runner.scripted_answers).serving() as node,
         Gateway(
             node, _discard_spans, 1, runner.host, token_in_token_out=False, at_socket=uses_socket(runner)
         ) as gateway,
@@ -145,15 +145,21 @@ def describe(
     name = _name_of(runner)
     has_reward = not result.error.startswith(NO_REWARD)
     if result.outcome != "ok" and has_reward:
-        raise UserError(f"{name}: task {task_id!r} failed when each answer of the model was {ANSWER!r}: {result.error}")
+        raise UserError(f"{name}: task {task_id!r} failed when {_list_answers(runner)}: {result.error}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
     calls = f"{num_calls} model call{'' if num_calls == 1 else 's'}"
     judges = f"; not asked, their answers were scripted too: {', '.join(runner.endpoints)}" if runner.endpoints else ""
-    yield f"{name}: task {task_id!r} with scripted answers: {calls}, {reward}, {seconds:.1f} s{judges}"
+    hint = "" if result.reward or not num_calls else f"; {_list_answers(runner)} (runners.scripted_answers)"
+    yield f"{name}: task {task_id!r} with scripted answers: {calls}, {reward}, {seconds:.1f} s{judges}{hint}"
     if not num_calls:
         yield f"warning: {name} made no model call: its client must ask OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
     if not has_reward:
         yield f"warning: {result.error}"
+
+
+def _list_answers(runner: RunnerSettings) -> str:
+    *first, last = map(repr, runner.scripted_answers)
+    return f"the model answered {', '.join(first)}, then {last}" if first else f"each answer of the model was {last}"
 
 
 def _name_of(runner: RunnerSettings) -> str:

@@ -113,6 +113,15 @@ def write_record(directory: Path, job: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(job, indent=2))
 
 
+def identify_record(directory: Path) -> tuple[int, int] | None:
+    """Return what tells the record of one job from that of another of the same name; None without a record."""
+    try:
+        status = (directory / RECORD).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
 def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> None:
     """Raise `UserError` if there is nothing to resume, or if the settings contradict those of the run."""
     name = directory.name

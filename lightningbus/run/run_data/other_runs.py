@@ -1,22 +1,23 @@
 """The runs of this directory besides the latest: what their files say of them, and their stores, opened when asked."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lightningbus.bus.errors import BusError
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.run.errors import UserError
-from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.followed_run import OPENING_ERRORS, followed
+from lightningbus.run.run_data.local_files import find_directory
+from lightningbus.run.run_data.training_record import choose_state, read_training
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
-from lightningbus.run.run_directory.labels import LABELS, read_all_labels
+from lightningbus.run.run_directory.labels import read_all_labels
+from lightningbus.run.run_directory.occupancy import is_up
+from lightningbus.run.run_directory.run_times import find_last_active_at, find_started_at
 from lightningbus.store.ui.client import StoreGoneError
 from lightningbus.store.ui.other_run import OpenRun, OtherRun
+from lightningbus.store.ui.run_state import RunState
 
 UNUSED_SECONDS = 60.0
 """A store that nobody has asked for so long is closed."""
@@ -61,6 +62,14 @@ class OtherRuns:
             run_id: {"tags": labels.tags, "note": labels.note, "is_archived": labels.is_archived}
             for run_id, labels in read_all_labels(RUNS).items()
         }
+
+    def find_end(self, run_id: str) -> RunState | None:
+        """Return how the training of a run here ended; None: it is up, or no training of it is on record. Blocks."""
+        run = find_directory(run_id)
+        if run is None or is_up(run):
+            return None
+        training = read_training(run)
+        return choose_state(False, training) if training.has_training else None
 
     async def open(self, run_id: str) -> OpenRun:
         """Open the store of one of them; raises `StoreGoneError` when it cannot be opened."""
@@ -108,27 +117,30 @@ class OtherRuns:
 
 
 def _describe(run: RunDirectory) -> OtherRun:
-    results, is_up = None, False
-    with contextlib.suppress(UserError):
-        results = Results.read(run.path)
-    with contextlib.suppress(BusError):
-        is_up = run.read_endpoints() is not None
-    last = max(path.stat().st_mtime for path in (run.path, *run.path.glob("[!.]*")) if path.name != LABELS)
+    training = read_training(run)
+    results, learners = training.results, dict(training.learners)
+    settings = next(iter(learners.values()), {})
+    other = OtherRun(
+        run.path.name,
+        choose_state(is_up(run), training),
+        first_ms=1000 * find_started_at(run.path).timestamp(),
+        last_ms=1000 * find_last_active_at(run.path).timestamp(),
+        step=training.steps,
+        max_steps=training.max_steps,
+        models=list(learners),
+        settings=settings,
+    )
     if results is None:
-        return OtherRun(run.path.name, is_up, last_ms=1000 * last)
+        return other
     means = {
         label: {each.version: each.mean_reward for each in results.evaluations if each.label == label}
         for label in dict.fromkeys(each.label for each in results.evaluations)
     }
-    return OtherRun(
-        run.path.name,
-        is_up,
-        last_ms=1000 * last,
-        seconds=results.seconds,
-        step=results.steps,
-        max_steps=results.max_steps,
+    return replace(
+        other,
         rollouts=results.rollouts,
-        model=results.model_path.name,
+        reward=results.reward,
         models=[results.model, *(name for name in results.models if name != results.model)],
+        settings=settings or {"model_path": str(results.model_path)},
         means=means,
     )

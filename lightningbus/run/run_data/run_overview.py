@@ -5,19 +5,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
 
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
-from lightningbus.run.results.results import Results
+from lightningbus.run.run_data.training_record import choose_state, read_training
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.disk_usage import measure_disk_bytes
 from lightningbus.run.run_directory.labels import Labels, read_labels
 from lightningbus.run.run_directory.lookup import list_run_names
 from lightningbus.run.run_directory.occupancy import is_up
-from lightningbus.run.run_directory.start_time import JOB, find_started_at
-
-RunState = Literal["running", "ended", "stopped"]
+from lightningbus.run.run_directory.run_times import find_started_at
+from lightningbus.store.ui.run_state import RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class RunOverview:
 
     name: str
     state: RunState
-    """``stopped``: its training job has not reached its end."""
+    """As the files say: running, finished, stopped before its last step, or ended without a training on record."""
     started_at: datetime
     """Time of the first start, in UTC."""
     disk_bytes: int
@@ -38,6 +36,7 @@ class RunOverview:
     seconds: float | None = None
     """Wall-clock seconds of all starts."""
     steps: int | None = None
+    """Training steps made; without a training job, those of the last checkpoint."""
     max_steps: int | None = None
     reward: float | None = None
     """Mean reward of the last training step."""
@@ -64,13 +63,6 @@ def is_listed(labels: Labels, tag: str | None, archived: bool) -> bool:
     return (archived or not labels.is_archived) and (tag is None or tag in labels.tags)
 
 
-def choose_state(is_up: bool, has_job: bool, is_finished: bool) -> RunState:
-    """Choose the state of a run: a training job that has not reached its end was stopped. Pure."""
-    if is_up:
-        return "running"
-    return "stopped" if has_job and not is_finished else "ended"
-
-
 def find_last_heldout(evaluations: Iterable[Evaluation]) -> float | None:
     """Return the mean reward of the version that was evaluated last, greedy if it has that. Pure."""
     means: dict[str, float] = {}
@@ -80,34 +72,23 @@ def find_last_heldout(evaluations: Iterable[Evaluation]) -> float | None:
 
 
 def _describe(run: RunDirectory, labels: Labels, problem: str) -> RunOverview:
-    results = None
-    try:
-        results = Results.read(run.path)
-    except UserError as error:
-        problem = problem or str(error)
-    figures: dict[str, Any] = {} if results is None else _find_figures(results)
-    has_job = results is not None or (run.path / JOB).exists()
+    training = read_training(run)
+    results = training.results
     return RunOverview(
         name=run.path.name,
-        state=choose_state(is_up(run), has_job, results is not None and results.is_finished),
+        state=choose_state(is_up(run), training),
         started_at=find_started_at(run.path),
         disk_bytes=measure_disk_bytes(run.path),
         tags=labels.tags,
         note=labels.note,
         is_archived=labels.is_archived,
-        problem=problem,
-        **figures,
+        problem=problem or training.problem,
+        seconds=None if results is None else round(results.seconds, 1),
+        steps=training.steps,
+        max_steps=training.max_steps,
+        reward=None if results is None else results.reward,
+        heldout=None if results is None else find_last_heldout(results.evaluations),
     )
-
-
-def _find_figures(results: Results) -> dict[str, Any]:
-    return {
-        "seconds": round(results.seconds, 1),
-        "steps": results.steps,
-        "max_steps": results.max_steps,
-        "reward": results.reward,
-        "heldout": find_last_heldout(results.evaluations),
-    }
 
 
 def _read_labels(directory: Path) -> tuple[Labels, str]:

@@ -10,7 +10,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.lookup import list_run_names
 from lightningbus.run.run_directory.occupancy import lock_run
-from lightningbus.run.run_directory.start_time import find_started_at
+from lightningbus.run.run_directory.run_times import find_started_at
 from lightningbus.schemas.ids import LATEST
 
 DELETED = ".deleted-"

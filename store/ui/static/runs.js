@@ -11,7 +11,7 @@ const COLUMNS = [
   { title: "run", class: "name", cell: named },
   { title: "state", cell: (row) => h("span", { class: `run-state ${row.state}` }, row.state) },
   { title: "steps", number: true, class: "wide", about: "training steps done, and the number set; of several models, those of the slowest", cell: steps },
-  { title: "training reward", number: true, about: "mean of the last 200 training rollouts", cell: (row) => reward(trained(row)?.mean_reward) },
+  { title: "training reward", number: true, about: "mean of the last 200 training rollouts; of a run that is not the latest, of its last training step", cell: (row) => reward(trained(row)?.mean_reward) },
   { title: "evaluations, first and last version", about: "mean reward; a failed rollout counts as 0", cell: results },
   { title: "settings", class: "short-settings", cell: shortSettings },
   { title: "rollouts", number: true, class: "wide", cell: (row) => (row.sets.length ? count(row.sets.reduce((sum, set) => sum + set.rollouts, 0)) : "–") },

@@ -29,7 +29,8 @@ def optimize(
     if settings.optimize is None:
         exit_with(f"{config}: it has no section optimize: docs/prompts.md shows one")
     work = job.run(settings, resume=resume)
-    result: OptimizeResult = run_async(run_until_signal(work, f": lightningbus optimize --resume -c {config} goes on"))
+    stopping = run_until_signal(work, lambda: f": lightningbus optimize --resume -c {config} goes on")
+    result: OptimizeResult = run_async(stopping)
     if as_json:
         print(json.dumps(result.to_figures(), indent=2, ensure_ascii=False))
         return

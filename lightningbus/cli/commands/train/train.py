@@ -42,6 +42,7 @@ def train(
     from lightningbus.run.jobs import train_job
     from lightningbus.run.preflight import job_checks
     from lightningbus.run.preflight.memory_check import Target
+    from lightningbus.run.results.run_record import identify_record
     from lightningbus.run.results.train_result import report
     from lightningbus.run.settings.run_file import load_run_settings
 
@@ -64,5 +65,13 @@ def train(
     if dry_run:
         exit_on_user_error(look)
         return
+    directory = settings.runs / settings.name
+    earlier = identify_record(directory)
+
+    def advise() -> str:
+        if not resume and identify_record(directory) == earlier:
+            return ": nothing had started, and no run was changed"
+        return f": lightningbus train --resume -c {config} goes on"
+
     work = train_job.run(settings, job, resume=resume, rounds=rounds)
-    report(run_async(run_until_signal(work, f": lightningbus train --resume -c {config} goes on")))
+    report(run_async(run_until_signal(work, advise)))
