@@ -94,6 +94,7 @@ async def atrain(
     """
     require_package("matplotlib", "notebook")  # the picture comes last, and is not to be what fails
     with as_user_error():
+        check_callbacks(callbacks)
         file = read_run_file(settings)
         runs = runs_directory(options, file)
         if model is None and settings is None:  # the nodes serve what the learner starts from
@@ -124,3 +125,14 @@ def _build_base(
     if heldout is not None:
         base["eval"] = {"tasks": save_tasks(heldout, runs)}
     return base
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raise `UserError` unless this is a sequence of `Callback` objects."""
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks: give a list, such as [{type(callbacks).__name__}(...)]")
+    for each in callbacks:
+        if isinstance(each, type):
+            raise UserError(f"callbacks: give an object, {each.__name__}(), in place of its class")
+        if not isinstance(each, Callback):
+            raise UserError(f"callbacks: {each!r} is none: write a subclass of lightningbus.Callback")

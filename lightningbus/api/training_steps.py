@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 from lightningbus.api.options import with_options
 from lightningbus.api.settings import RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
-from lightningbus.api.training import atrain
+from lightningbus.api.training import atrain, check_callbacks
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs.callbacks import Callback, Step
 from lightningbus.run.results.train_result import TrainResult
@@ -124,6 +124,7 @@ def atrain_steps(
     """
 
     def start(report: Callback) -> Coroutine[Any, Any, TrainResult]:
+        check_callbacks(callbacks)
         every = [*callbacks, report]
         return atrain(agent, model, tasks, heldout, settings=settings, resume=resume, callbacks=every, **options)
 

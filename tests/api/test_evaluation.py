@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ import lightningbus as lb
 from lightningbus.api.sessions.options import build_evaluation_job
 from lightningbus.run.results.run_record import write_record
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.tasks.task_loading import TaskInput
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
 from tests.learner.conftest import fitting_model
@@ -85,3 +87,18 @@ async def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "b" / "job.json").write_text("{")
     with pytest.raises(lb.UserError, match=r"job\.json cannot be read"):
         build_evaluation_job(RunDirectory(tmp_path / "b"), [], {"label": "gsm8k"})
+
+
+@pytest.mark.unit
+def test_a_label_gives_no_results_of_other_agents_or_tasks(tmp_path: Path) -> None:
+    """An evaluation that was cut off goes on; one of other tasks, settings or code begins, also under its label."""
+    (tmp_path / "b").mkdir()
+
+    def conditions(num_tasks: int, **options: Any) -> str:
+        tasks = [TaskInput(str(number), {"question": number}) for number in range(num_tasks)]
+        return build_evaluation_job(RunDirectory(tmp_path / "b"), tasks, {"label": "p", **options}).request.conditions
+
+    assert conditions(2) == conditions(2) != ""
+    different = [conditions(2), conditions(3), conditions(2, agent="other"), conditions(2, samples=3)]
+    different += [conditions(2, agent="agent:solve") for _ in range(2)]  # its code may have changed in between
+    assert len(set(different)) == len(different)

@@ -264,6 +264,19 @@ def test_a_loop_over_steps_is_left_and_a_resume_has_the_next_ones(
     assert run.heldout == pytest.approx(greedy[end])
 
 
+@pytest.mark.unit
+def test_wrong_callbacks_are_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for callbacks, sentence in (
+        (lb.Callback(), "give a list, such as [Callback(...)]"),
+        ([lb.Callback], "give an object, Callback(), in place of its class"),
+        ([print], "write a subclass of lightningbus.Callback"),
+    ):
+        with pytest.raises(lb.UserError) as raised:
+            lb.train("agent:solve", "model", HELDOUT, HELDOUT, callbacks=callbacks)  # type: ignore[arg-type]
+        assert sentence in str(raised.value) and not list(tmp_path.iterdir())
+
+
 def test_an_agent_that_fails_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fitting_model(tmp_path / "model")

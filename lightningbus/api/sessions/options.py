@@ -1,5 +1,8 @@
 """Keyword arguments of a session's methods: their types, and what they become."""
 
+import hashlib
+import json
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -69,6 +72,7 @@ def build_evaluation_job(
         model=main,
         evaluation=options.get("label", default_label()),
         reward=learner.get("reward") or "",
+        conditions=secrets.token_hex(4) if has_own_runner(options) else _digest_conditions(fields, inputs),
         **fields,
     )
     answers_elsewhere = not learner and main in directory.read_settings("runner-0").get("endpoints", ())
@@ -79,6 +83,15 @@ def build_evaluation_job(
     if request.samples < 1:
         raise UserError(f"samples: {request.samples} is less than 1")
     return EvaluationJob(request, inputs, samplings, versions)
+
+
+def _digest_conditions(fields: Mapping[str, Any], inputs: Sequence[TaskInput]) -> str:
+    """Return a digest of agent, tasks and settings: an evaluation goes on with rollouts of these alone.
+
+    The code of an agent that a session starts may have changed since, so its rollouts are never those of before.
+    """
+    tasks = [(task.id, task.input, task.labels) for task in inputs]
+    return hashlib.sha256(json.dumps([fields, tasks], default=str, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def has_own_runner(options: Mapping[str, Any]) -> bool:
