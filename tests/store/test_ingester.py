@@ -77,6 +77,7 @@ async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, stor
     async with ingesting(bus, store, batch_rows=40) as (_, item), ingesting(bus, store, batch_rows=40) as (_, other):
         await publish(bus, 0, 300)
         await until(store, 300)
+        await until_unacknowledged(bus, 0)  # the rows of other tables come after those of rollouts
     assert item.rows and other.rows
     assert store.fetch_value("SELECT count() FROM model_calls") == 600
     assert store.fetch_value("SELECT uniqExact(rollout_id, call) FROM model_calls") == 600

@@ -12,7 +12,7 @@ from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
-from lightningbus.run.preflight.learner_checks import check_learner
+from lightningbus.run.preflight.learner_checks import check_functions, check_learner
 from lightningbus.run.preflight.memory_check import Target, check_memory
 from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.preflight.port_checks import check_ports
@@ -90,13 +90,14 @@ def run_checks(
     for learner in job.learners:
         yield _check_sizes(settings, learner)
         yield from (f"warning: {oddity}" for oddity in find_oddities(settings, learner))
-        yield from check_learner(learner, target)
+        check_functions(learner)
     trained = [learner.model_path for learner in job.learners]
     for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
         nodes = [node for node in settings.inference if node.model_path == path]
         learners = [learner for learner in job.learners if learner.model_path == path]
         yield from check_model(path, nodes, learners, is_here=is_here)
     for learner in job.learners:
+        yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)
         if loads_models:
             yield from check_computation(learner, target, settings.inference if starts_engine else None)

@@ -20,6 +20,11 @@ from lightningbus.run.preflight.memory_check import Target
 from lightningbus.schemas.text import cut_at_word
 
 
+def check_functions(learner: LearnerSettings) -> None:
+    """Check functions and estimators that are settings by name, which takes no model; raises `UserError`."""
+    _check(learner, resolve_names, learner)
+
+
 def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
     """Yield warnings about what cannot be checked here; raises `UserError` at the first setting the learner refuses.
 
