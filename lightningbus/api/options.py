@@ -25,12 +25,12 @@ def with_options(kind: type) -> Callable[[Decorated], Decorated]:
 
     def decorate(function: Decorated) -> Decorated:
         signature = inspect.signature(function)
-        named = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        others = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
             for name, annotation in kind.__annotations__.items()
         ]
-        function.__signature__ = signature.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+        function.__signature__ = signature.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
         function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions:\n{_list_meanings(describe_options(kind))}"
         return function
 

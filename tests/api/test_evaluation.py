@@ -1,6 +1,7 @@
 """`lb.evaluate` of a model directory, with the stand-in for vLLM."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,11 @@ def test_a_label_gives_no_results_of_other_agents_or_tasks(tmp_path: Path) -> No
     """An evaluation that was cut off goes on; one of other tasks, settings or code begins, also under its label."""
     (tmp_path / "b").mkdir()
 
-    def conditions(num_tasks: int, **options: Any) -> str:
+    def conditions(num_tasks: int, **options: Any) -> Sequence[str]:
         tasks = [TaskInput(str(number), {"question": number}) for number in range(num_tasks)]
-        return build_evaluation_job(RunDirectory(tmp_path / "b"), tasks, {"label": "p", **options}).request.conditions
+        return build_evaluation_job(RunDirectory(tmp_path / "b"), tasks, {"label": "p", **options}).request.id_parts
 
-    assert conditions(2) == conditions(2) != ""
+    assert conditions(2) == conditions(2) == conditions(2, deadline=999.0, pass_reward=0.5) != ()
     different = [conditions(2), conditions(3), conditions(2, agent="other"), conditions(2, samples=3)]
     different += [conditions(2, agent="agent:solve") for _ in range(2)]  # its code may have changed in between
     assert len(set(different)) == len(different)

@@ -1,4 +1,4 @@
-"""What a running Python shows of the settings: signatures, completion and help."""
+"""Settings in the signatures and the help of a running Python."""
 
 import inspect
 from pathlib import Path

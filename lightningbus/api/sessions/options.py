@@ -72,7 +72,7 @@ def build_evaluation_job(
         model=main,
         evaluation=options.get("label", default_label()),
         reward=learner.get("reward") or "",
-        conditions=secrets.token_hex(4) if has_own_runner(options) else _digest_conditions(fields, inputs),
+        id_parts=(secrets.token_hex(4) if has_own_runner(options) else _digest_conditions(fields, inputs),),
         **fields,
     )
     answers_elsewhere = not learner and main in directory.read_settings("runner-0").get("endpoints", ())
@@ -88,10 +88,12 @@ def build_evaluation_job(
 def _digest_conditions(fields: Mapping[str, Any], inputs: Sequence[TaskInput]) -> str:
     """Return a digest of agent, tasks and settings: an evaluation goes on with rollouts of these alone.
 
-    The code of an agent that a session starts may have changed since, so its rollouts are never those of before.
+    It goes on with a longer deadline and another threshold, too. The code of an agent that a session starts may have
+    changed since, so its rollouts are never those of before.
     """
+    settings = {name: value for name, value in fields.items() if name not in ("deadline", "pass_reward")}
     tasks = [(task.id, task.input, task.labels) for task in inputs]
-    return hashlib.sha256(json.dumps([fields, tasks], default=str, sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps([settings, tasks], default=str, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def has_own_runner(options: Mapping[str, Any]) -> bool:

@@ -139,7 +139,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
     started, label, versions = time.monotonic(), request.evaluation, request.weight_versions
     weights = f"v{format_versions(versions)}" if versions else ""
     prompts = f"p{format_versions(request.prompt_versions)}" if request.prompt_versions else ""
-    request = replace(request, id_parts=(label, weights, prompts, request.conditions))
+    request = replace(request, id_parts=(label, weights, prompts, *request.id_parts))
     batch = RolloutBatch(request, tasks)
     parameters = {
         "run_id": request.run,

@@ -45,9 +45,10 @@ class RolloutRequest:
     pass_reward: float = 1.0
     """Reward from which on a rollout has passed."""
     id_parts: Sequence[str] = ()
-    """Parts of task ids after the run's name: what keeps rollouts under other conditions apart."""
-    conditions: str = ""
-    """Digest of other conditions of an evaluation, which ends its task ids; empty: there are none."""
+    """Parts of task ids after the run's name: what keeps rollouts under other conditions apart.
+
+    An evaluation puts its label and its versions before them.
+    """
 
     nonce: str = ""
     """Apart from ids: the bus accepts rollouts again that it had under another nonce and that nobody takes any more."""

@@ -112,6 +112,7 @@ def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
         yield from check_configuration(learner.model_path, learner)
     else:
         yield from check_model(learner.model_path, (), [learner])
+    check_functions(learner)
     yield from check_learner(learner, target)
     yield from check_memory(learner, (), target)
     yield from check_computation(learner, target)

@@ -30,7 +30,6 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
 
     Packages are checked here unless the learner starts in another environment, or on other machines.
     """
-    _check(learner, resolve_names, learner)
     if learner.supervised is not None and learner.python_executable is None:
         _check(learner, read_demonstrations, learner)
     if learner.preferences is not None and learner.python_executable is None:

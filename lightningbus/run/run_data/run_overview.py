@@ -24,7 +24,7 @@ class RunOverview:
 
     name: str
     state: RunState
-    """As the files say: running, finished, stopped before its last step, or ended without a training on record."""
+    """State by the files: running, finished, stopped before its last step, or ended without a training on record."""
     started_at: datetime
     """Time of the first start, in UTC."""
     disk_bytes: int

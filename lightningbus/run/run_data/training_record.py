@@ -1,4 +1,4 @@
-"""How far the training of a run has come, from the files of its directory alone."""
+"""Progress of a run's training, from the files of its directory alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from lightningbus.store.ui.run_state import RunState
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """What the files of a run say of its training; None: not known."""
+    """Training of a run, by its files; None: not known."""
 
     has_training: bool
     """Whether a training job or a learner is on record."""

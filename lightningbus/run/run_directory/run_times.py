@@ -1,4 +1,4 @@
-"""When a run began and when it last did anything, by the files that it alone writes.
+"""Times of a run: its begin and its last activity, by the files that it alone writes.
 
 A reader opens the bus and the store of a run, and so changes the times of their files. No reader writes these.
 """
