@@ -9,7 +9,7 @@ from benchmarks import before_after, dispatch, publish, startup
 from benchmarks.gateway import __main__ as gateway
 from benchmarks.results import machine, read, table
 from benchmarks.rollouts import latency, peers, scale
-from benchmarks.store import call_storage, ingest
+from benchmarks.store import call_storage, ingest, regrade
 from benchmarks.weights import __main__ as weights
 from benchmarks.workloads import __main__ as workloads
 
@@ -18,6 +18,7 @@ NAMES = (
     "workloads",
     "peers",
     "ingest",
+    "regrade",
     "latency",
     "gateway",
     "scale",
@@ -60,6 +61,7 @@ def main() -> None:
         "workloads": workloads.main,
         "peers": lambda: peers.main(options.peer, options.peer_v1),
         "ingest": ingest.main,
+        "regrade": regrade.main,
         "latency": latency.main,
         "gateway": gateway.main,
         "scale": scale.main,

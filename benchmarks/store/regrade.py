@@ -161,18 +161,17 @@ async def measure(place: Path, num_rollouts: int) -> list[Result]:
     return results
 
 
-def main() -> list[Result]:
+def main(num_rollouts: int = 10_000) -> list[Result]:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rollouts", type=int, default=10_000)
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-regrade-", ignore_cleanup_errors=True) as place:
-        results = uvloop.run(measure(Path(place), options.rollouts))
+        results = uvloop.run(measure(Path(place), num_rollouts))
     write("regrade", results)
     print(table(item.as_json() for item in results))
     return results
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=10_000)
     print(machine())
-    main()
+    main(parser.parse_args().rollouts)
