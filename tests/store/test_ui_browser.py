@@ -406,6 +406,15 @@ def test_the_runs_can_be_searched_and_compared(page: Any, site: str) -> None:
     assert page.url.endswith("#/compare?runs=steps-36,steps-8")
     legend = page.locator("#chart-rewards .toggle").all_inner_texts()
     assert legend == [f"{run} {name}" for run in ("steps-36", "steps-8") for name in ("train", "greedy", "sampled")]
+    assert page.locator("#chart-rewards .chart").evaluate("root => root.plot.bands.length") == 2, "training has a band"
+    parts = page.locator("#named-rewards [data-reward]")
+    expect(parts.locator("canvas")).to_have_count(2)
+    assert [part.get_attribute("data-reward") for part in parts.all()] == ["brief", "correct"]
+    for part in parts.all():
+        assert {" ".join(text.split()[:1]) for text in part.locator(".toggle").all_inner_texts()} == {
+            "steps-36",
+            "steps-8",
+        }
     settings = page.locator("#settings tbody tr").all_inner_texts()
     assert [line.split() for line in settings] == [["max_steps", "36", "8"], ["seed", "36", "8"]]
     page.locator("#metrics .metric canvas").nth(3).wait_for()

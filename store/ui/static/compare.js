@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { empty, h, table } from "./dom.js";
 import { follow, showLive } from "./live.js";
 import { metricCharts } from "./metrics.js";
+import { namedRewards } from "./named_rewards.js";
 import { fill, panel } from "./panel.js";
 import { linkTo } from "./place.js";
 import { colourOf, pointsOf, rewardChart, rewardSeries } from "./run_charts.js";
@@ -23,7 +24,8 @@ export function comparePage(root, { query }, signal) {
     return undefined;
   }
   const each = (question, parameters = {}) => Promise.all(runs.map((run) => ask(`run/${question}`, { run_id: run, ...parameters }, signal)));
-  const rewards = panel("Mean reward", { name: "chart-rewards", about: "By weight version. Training: lines. Evaluations: marks with their standard error.", height: 250 });
+  const rewards = panel("Mean reward", { name: "chart-rewards", about: "By weight version, with the standard error of the mean. Training: lines in bands. Evaluations: marks.", height: 250 });
+  const named = namedRewards(signal, (rows) => rewardsByRun(runs, runs.map((run) => rows.filter((row) => row.run === run))));
   const settings = panel("Settings that differ", { name: "settings", about: "Settings of the last training step that differ.", height: 120 });
   const metrics = metricCharts({
     listMetrics: async () => [...new Map((await each("metric_names")).flat().map((row) => [row.name, row])).values()].sort((a, b) => a.name.localeCompare(b.name)),
@@ -31,16 +33,15 @@ export function comparePage(root, { query }, signal) {
     axis: () => STEPS.axis(),
     query, signal,
   });
-  root.append(rewards.root, settings.root, metrics.root);
+  root.append(rewards.root, named.root, settings.root, metrics.root);
 
   let seen = "";
   follow(async () => {
     const token = JSON.stringify(await each("change_token"));
     if (token === seen) return;
     await Promise.all([
-      fill(rewards, async () => rewardChart((await each("rewards")).flatMap((rows, place) => byModel(rows, runs[place]).flatMap(([name, ofModel]) => rewardSeries(ofModel, {
-        colour: () => colourOf(place), name: (set) => `${name} ${set.name}`, band: false,
-      }))), VERSIONS.axis()), signal),
+      fill(rewards, async () => rewardChart(rewardsByRun(runs, await each("rewards")), VERSIONS.axis()), signal),
+      named.load(each("named_rewards").then((answers) => answers.flatMap((rows, place) => rows.map((row) => ({ ...row, run: runs[place] })))), { version: VERSIONS }),
       fill(settings, async () => settingsTable(runs, await each("settings")), signal),
       metrics.load(),
     ]);
@@ -50,6 +51,10 @@ export function comparePage(root, { query }, signal) {
     if (next.get("runs") !== query.get("runs")) location.reload();
     else metrics.ask(next);
   };
+}
+
+function rewardsByRun(runs, answers) {
+  return answers.flatMap((rows, place) => byModel(rows, runs[place]).flatMap(([name, ofModel]) => rewardSeries(ofModel, { colour: () => colourOf(place), name: (set) => `${name} ${set.name}` })));
 }
 
 function seriesByMetric(runs, answers) {

@@ -6,8 +6,8 @@ import { rewardChart, rewardSeries } from "./run_charts.js";
 
 const HEIGHT = 164;
 
-/** The panel, hidden while there is no named reward; `load(rows, places)` fills it. */
-export function namedRewards(signal) {
+/** The panel, hidden while there is no named reward; `load(rows, places)` fills it. `seriesOf(rows, place)`: those of one name. */
+export function namedRewards(signal, seriesOf = (rows, place) => rewardSeries(rows, { place })) {
   const grid = h("div", { class: "grid" });
   const box = panel("Rewards by name", { name: "named-rewards", about: "Mean of each named reward over the rollouts that have it, by weight version, with its standard error." });
   box.root.hidden = true;
@@ -19,8 +19,7 @@ export function namedRewards(signal) {
     box.root.hidden = !names.length;
     if (names.length !== grid.children.length || names.some((name, place) => grid.children[place] !== charts.get(name).root)) grid.replaceChildren(...[...charts.values()].map((item) => item.root));
     for (const [name, item] of charts) {
-      const series = rewardSeries(rows.filter((row) => row.name === name), { place: places.version.at });
-      item.show(rewardChart(series, places.version.axis(), HEIGHT, name));
+      item.show(rewardChart(seriesOf(rows.filter((row) => row.name === name), places.version.at), places.version.axis(), HEIGHT, name));
     }
     return grid;
   }

@@ -20,9 +20,9 @@ const markOf = (index) => MARKS[index % MARKS.length];
 
 /**
  * Mean reward with its standard error: training as a line in a band, each evaluation as marks. `place` gives the x of a
- * version, `colour` and `name` say how a set is drawn, `band` whether training has one.
+ * version, `colour` and `name` say how a set is drawn.
  */
-export function rewardSeries(rows, { place = (version) => version, colour = (set) => set.colour, name = (set) => set.name, band = true } = {}) {
+export function rewardSeries(rows, { place = (version) => version, colour = (set) => set.colour, name = (set) => set.name } = {}) {
   const sets = rolloutSets(rows);
   const evaluations = sets.filter((set) => set.mode !== "train");
   return sets.map((set) => ({
@@ -31,12 +31,11 @@ export function rewardSeries(rows, { place = (version) => version, colour = (set
     marks: set.mode === "train" ? undefined : markOf(evaluations.indexOf(set)),
     points: set.rows.map((row) => {
       const around = row.standard_error ?? 0;
-      const isBound = row.mean_reward !== null && (set.mode !== "train" || band);
       return {
         x: place(row.version),
         y: row.mean_reward,
         num: row.rollouts,
-        ...(isBound ? { low: Math.max(row.worst, row.mean_reward - around), high: Math.min(row.best, row.mean_reward + around) } : {}),
+        ...(row.mean_reward === null ? {} : { low: Math.max(row.worst, row.mean_reward - around), high: Math.min(row.best, row.mean_reward + around) }),
         of: AXES.version.title,
         title: span(row.version, row.per_point),
         label: `${reward(row.mean_reward)}${row.standard_error === null ? "" : ` ± ${figure(around)}`} of ${count(row.rollouts)}`,
