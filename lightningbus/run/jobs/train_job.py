@@ -45,6 +45,8 @@ from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
 
 SAVE_SECONDS = 5.0
+EARLY_END_SECONDS = 600.0
+"""Longest wait for learners where training ends early: a step under way cannot be interrupted."""
 """Interval at which the seconds of a phase are saved: a job that is killed loses no more of them."""
 
 
@@ -274,7 +276,7 @@ class _Training:
         """End the learners once somebody wants training to end."""
         await self._callbacks.wait_stopped()
         self._stack.view.set_note(f"training ends early: {self._callbacks.stop_reason}")
-        await self._stack.supervisor.stop(*self._names)
+        await self._stack.supervisor.stop(*self._names, seconds=EARLY_END_SECONDS)
 
     async def _evaluate_newest(self) -> None:
         """Evaluate the newest weight version of each model that nodes serve."""

@@ -132,10 +132,10 @@ class Supervisor:
                 await asyncio.Event().wait()
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
-    async def stop(self, *names: str) -> None:
-        """Ask children to end (SIGTERM), in the order given, and end them by force after 30 s."""
+    async def stop(self, *names: str, seconds: float = STOP_SECONDS) -> None:
+        """Ask children to end (SIGTERM), in the order given; end each by force after some seconds."""
         for name in names:
-            await self._stop_one(name)
+            await self._stop_one(name, seconds)
 
     async def stop_all(self) -> None:
         """Stop all children: runners first, so that their results are still trained on and stored; the store last."""
@@ -205,10 +205,10 @@ class Supervisor:
                 return 0
             await self._spawn(child)
 
-    async def _stop_one(self, name: str) -> None:
+    async def _stop_one(self, name: str, seconds: float = STOP_SECONDS) -> None:
         self._stopping.add(name)
-        if not await terminate(self._processes[name], STOP_SECONDS):
-            log.warning("%s did not end within %g s and was ended by force", name, STOP_SECONDS)
+        if not await terminate(self._processes[name], seconds):
+            log.warning("%s did not end within %g s and was ended by force", name, seconds)
         await asyncio.gather(self._watchers[name], return_exceptions=True)
 
     def _last_log_line(self, name: str, code: int) -> str:
