@@ -9,6 +9,8 @@ from typing import Any
 
 import verifiers
 
+from .rubric_failures import raise_failure, recording_failures, watch_rubric
+
 
 def make_adapter(name: str, arguments: dict[str, Any]) -> "EnvironmentAdapter | TasksetAdapter":
     """Make the adapter for the interface of the installed verifiers."""
@@ -26,6 +28,7 @@ class EnvironmentAdapter:
 
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         self._environment = verifiers.load_environment(name, **arguments)
+        watch_rubric(self._environment.rubric)
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
         """Yield rows of the data set for training, or of the one for evaluation; None where it does not exist."""
@@ -42,19 +45,24 @@ class EnvironmentAdapter:
             yield {"id": str(row.get("example_id", number)), "input": row}
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Play one rollout by the environment's own method, scored by its rubric; a failure in it is raised."""
+        """Play one rollout by the environment's own method, scored by its rubric; raise a failure of either.
+
+        A metric whose function fails, and which is no part of the reward, is left out.
+        """
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
 
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None) as client:
-            output = await self._environment.run_rollout(
-                task, OpenAIChatCompletionsClient(client), model, dict(self._environment.sampling_args or {})
-            )
+            with recording_failures() as failures:
+                output = await self._environment.run_rollout(
+                    task, OpenAIChatCompletionsClient(client), model, dict(self._environment.sampling_args or {})
+                )
         if output["error"]:
             raise RuntimeError(f"the environment failed: {output['error']}")
+        raise_failure(failures)
         return {
             "reward": output["reward"],
-            "metrics": output["metrics"],
+            "metrics": {name: value for name, value in output["metrics"].items() if name not in failures},
             "stop_condition": output.get("stop_condition"),
             "is_truncated": output["is_truncated"],
         }
