@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import verifiers
 
 from .rubric_failures import raise_failure, recording_failures, watch_rubric
+from .wrong_arguments import check_names, describe_wrong_fields, drop_fields
 
 
 def make_adapter(name: str, arguments: dict[str, Any]) -> "EnvironmentAdapter | TasksetAdapter":
@@ -27,6 +29,8 @@ class EnvironmentAdapter:
     is_endless = False
 
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
+        with contextlib.suppress(ImportError, AttributeError):  # verifiers looks elsewhere too, or says what is wrong
+            check_names(arguments, importlib.import_module(name.replace("-", "_").split("/")[-1]).load_environment)
         self._environment = verifiers.load_environment(name, **arguments)
         watch_rubric(self._environment.rubric)
 
@@ -74,7 +78,7 @@ class TasksetAdapter:
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         from verifiers.v1.utils.loaders import load_environment
 
-        self._environment = load_environment(make_config(name, arguments))
+        self._environment = load_environment(make_checked_config(name, arguments))
         self._serving = contextlib.AsyncExitStack()
         self._lock = asyncio.Lock()
         self._is_serving = False
@@ -131,6 +135,19 @@ class TasksetAdapter:
             if not self._is_serving:
                 await self._serving.enter_async_context(self._environment.serving())
                 self._is_serving = True
+
+
+def make_checked_config(name: str, arguments: dict[str, Any]) -> Any:
+    """Call `make_config`; raise ValueError naming each wrong argument, its value and the names that are near."""
+    from pydantic import ValidationError
+
+    try:
+        return make_config(name, arguments)
+    except ValidationError as error:
+        problems, config = error.errors(), None
+        with contextlib.suppress(Exception):  # the fields are a hint
+            config = make_config(name, drop_fields(arguments, problems))
+        raise ValueError(describe_wrong_fields(problems, config)) from None
 
 
 def make_config(name: str, arguments: dict[str, Any]) -> Any:

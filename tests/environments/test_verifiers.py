@@ -10,7 +10,8 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.tasks.task_loading import load_tasks
-from tests.environments.conftest import play, run_tasks, write_environment
+from tests.environments.conftest import PACKAGES, play, run_tasks, write_environment
+from tests.lightningbus.test_cli import run, says
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -87,3 +88,29 @@ async def test_a_reward_function_that_fails_is_no_reward_of_zero(
     (batch,), _ = await run_tasks(bus, out, lambda messages: {"role": "assistant", "content": answer})
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("agent_error", None)
     assert batch.end.error == f"RuntimeError: the reward function graded failed: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("packages", "name", "argument", "sentence"),
+    [
+        (
+            "verifiers",
+            "reverse-words",
+            "taskset.num_tsks=3",
+            "taskset.num_tsks: there is no such argument; did you mean 'num_tasks'?",
+        ),
+        ("verifiers", "reverse-words", "taskset.num_tasks=many", "parse string as an integer, not 'many'"),
+        (
+            "verifiers_0_1",
+            "arithmetic-tools",
+            "num_tsks=3",
+            "num_tsks: there is no such argument; did you mean 'num_tasks'?",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    foreign_python: Callable[[str], Path], tmp_path: Path, packages: str, name: str, argument: str, sentence: str
+) -> None:
+    python = foreign_python(packages)
+    options = ("--python", python, "--out", tmp_path / "out", "--path", PACKAGES, "--arg", argument)
+    assert says(run("env", f"verifiers:{name}", *options, timeout=600)).endswith(sentence)
