@@ -108,6 +108,10 @@ def needs_json(task):
     return json.loads(chat(task).choices[0].message.content + "}")
 
 
+def needs_a_field(task):
+    return float(chat(task).choices[0].message.content == task["question"])
+
+
 def needs_more(task, llm):
     return 1.0
 
@@ -176,6 +180,7 @@ async def test_an_agent_that_asks_no_model_may_be_evaluated(tmp_path: Path) -> N
         ("agent:rewards_with_text", "when each answer of the model was '42': a reward is a number, not '42'"),
         ("agent:asks_another_model", "model 'gpt-4o' is not served; served: policy"),
         ("agent:needs_json", "JSONDecodeError: Extra data"),
+        ("agent:needs_a_field", "KeyError: 'question': the task has the fields answer"),
         ("agent:needs_more", "nothing fills the parameter 'llm': the call is needs_more(task)"),
         ("absent:solve", "No module named 'absent'"),
         ("agent:asks_nobody", "made no model call, so that there is no token to train on: its client must call the"),
