@@ -21,7 +21,7 @@ def check_names(arguments: Iterable[str], function: Callable[..., Any]) -> None:
 
 
 def describe_wrong_fields(problems: Sequence[Any], config: object = None) -> str:
-    """Describe what pydantic's ``ValidationError.errors()`` lists, by the name and the value of each field.
+    """Describe the errors that pydantic lists for a validation, by the name and the value of each field.
 
     ``config`` is a valid object of the class: an unknown name is told from the fields that its levels have.
     """
