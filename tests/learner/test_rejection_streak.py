@@ -133,6 +133,7 @@ async def finish_without_call(bus: Bus, tasks: list[Task]) -> None:
     """What a runner says of tasks whose agent gave a reward and asked no model."""
     for task in tasks:
         (part,) = batches(task.id, task.sample_index, float(task.sample_index), samples=2, parts=1)
+        assert part.end is not None
         part = replace(part, spans=(), end=replace(part.end, num_spans=0))
         await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
 
