@@ -296,7 +296,7 @@ class TrainingLoop:
     async def _drop_batch(self, dispositions: Sequence[RolloutDisposition], groups: Sequence[RolloutGroup]) -> None:
         """Record that nothing of these groups is trained, and dispatch their tasks again."""
         reasons = {disposition.exclusion_reason for disposition in dispositions}
-        log.warning("%d groups gave nothing to train on: %s", len(groups), reasons)
+        log.warning("%d groups gave nothing to train on: %s", len(groups), ", ".join(sorted(reasons)))
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         self.excluded.add_batch(dispositions, rollouts, len(groups))
         self.dispatcher.start_batch(())

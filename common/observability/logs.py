@@ -7,6 +7,7 @@ structlog's context variables add.
 import json
 import logging
 import sys
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -61,8 +62,9 @@ class HumanFormatter(logging.Formatter):
 def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> None:
     """Log to standard error, one line per event."""
     handler = logging.StreamHandler(sys.stderr)
-    # verl names its loggers by file, and reports every file that a checkpoint writes.
-    handler.addFilter(lambda line: line.levelno >= logging.WARNING or line.name[0] != "/")
+    if not verbose:
+        handler.addFilter(lambda line: line.levelno >= logging.WARNING or not _is_of_verl(line.name))
+        warnings.filterwarnings("ignore", r"\w+ engine is not available", UserWarning, r"verl\.")
     handler.addFilter(lambda line: line.name.partition(".")[0] not in ERROR_LOGGERS)
     if form is LogFormat.json:
         handler.setFormatter(JsonFormatter())
@@ -75,6 +77,11 @@ def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) 
     logging.getLogger("asyncio").addFilter(lambda line: "eof_received()" not in str(line.msg))
     for noisy in WARNING_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _is_of_verl(logger: str) -> bool:
+    """Return whether a logger is verl's, which names some by file and reports every file that a checkpoint writes."""
+    return logger.startswith("/") or logger.partition(".")[0] == "verl"
 
 
 def find_json_formatter() -> JsonFormatter | None:

@@ -154,14 +154,14 @@ class VllmEngine:
         try:
             return int((await self._server.client.get_json("/v1/models"))["data"][0]["max_model_len"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"vLLM does not say how long its context is: {error}") from error
+            raise EngineError(f"vLLM does not say how long its context is: {type(error).__name__}: {error}") from error
 
     async def _fetch_num_workers(self) -> int:
         """Count tensor, pipeline and data parallel workers together."""
         try:
             return int((await self._server.client.get_json("/get_world_size"))["world_size"])
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"vLLM does not say how many workers it has: {error}") from error
+            raise EngineError(f"vLLM does not say how many workers it has: {type(error).__name__}: {error}") from error
 
     async def _warm_up(self) -> None:
         """Let vLLM compile its samplers now: otherwise the first calls do, for longer than some rollouts may take."""

@@ -8,6 +8,7 @@ from lightningbus.learner.batching.overlong import OVERLONG, is_cut
 from lightningbus.learner.batching.rollout_dispositions import STALE, describe_missing_reward, failure_reason
 from lightningbus.learner.batching.staleness import mask_stale_tokens, max_staleness_of
 from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.rollouts.rejection_streak import NO_CALL
 from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
@@ -114,5 +115,5 @@ class RolloutBuilder:
             counted = Counter(excluded_calls.values())
             counted[OTHER_MODEL] += len(rollout.calls) - len(calls)
             reasons = sorted((+counted).items())
-            return f"no sequence: {', '.join(f'{count} {reason}' for reason, count in reasons) or 'no model call'}"
+            return f"no sequence: {', '.join(f'{count} {reason}' for reason, count in reasons) or NO_CALL}"
         return ""

@@ -38,6 +38,7 @@ def _tokenize(model_path: Path) -> list[int]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-        return [int(token) for token in tokenizer(TEXT, add_special_tokens=False)["input_ids"]] or [0]
+        ids = tokenizer(TEXT, add_special_tokens=False, verbose=False)["input_ids"]  # no model reads it whole
+        return [int(token) for token in ids] or [0]
     except Exception:  # a tokenizer may raise anything; the preflight checks say what is wrong with it
         return [0]

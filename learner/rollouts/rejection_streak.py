@@ -10,6 +10,9 @@ MAX_REASONS, MAX_ERROR_CHARS = 3, 300
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 """Seconds to wait before the next dispatch after too many such groups in a row; the pause doubles with each of them."""
 MAX_DOUBLINGS = 10
+NO_CALL = "no model call"
+"""Part of the reason for excluding a rollout whose agent called no model."""
+CALL_ADVICE = "the agent's client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
 
 
 class RejectionStreak:
@@ -67,6 +70,8 @@ class RejectionStreak:
         """Seconds to wait before the next group is dispatched; 0: none."""
         if not self.is_too_long:
             return 0.0
+        if self._never_calls:  # no outage, whose end is worth waiting for
+            return FIRST_PAUSE_SECONDS
         num_doublings = min(self._num_groups - self._limit - 1, MAX_DOUBLINGS)
         return min(FIRST_PAUSE_SECONDS * 2.0**num_doublings, MAX_PAUSE_SECONDS)
 
@@ -83,7 +88,13 @@ class RejectionStreak:
         if self._max_groups is None or self._num_failed < self._max_groups:
             return ""
         example = f"; for example {shorten(self._example, MAX_ERROR_CHARS)}" if self._example else ""
-        return f"{self._findings}{example}: correct that and resume the run, or raise max_failed_groups"
+        advice = f"; {CALL_ADVICE}" if self._never_calls else ""
+        return f"{self._findings}{example}{advice}: correct that and resume the run, or raise max_failed_groups"
+
+    @property
+    def _never_calls(self) -> bool:
+        """Whether no rollout of the streak called a model."""
+        return bool(self._reasons) and all(reason.endswith(NO_CALL) for reason in self._reasons)
 
     @property
     def _findings(self) -> str:

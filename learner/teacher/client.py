@@ -171,7 +171,7 @@ def _make_probe(model_path: Path) -> tuple[str, list[int]]:
     step = max(1, len(tokenizer) // PROBE_TOKENS)
     special = "".join(str(token) for token in tokenizer.get_added_vocab())
     text = SAMPLE + special + str(tokenizer.decode(list(range(0, len(tokenizer), step))))
-    return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text, list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _describe(actual: Sequence[int], expected: Sequence[int]) -> str:

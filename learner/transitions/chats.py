@@ -46,7 +46,7 @@ class ChatTemplate:
             return str(text)
 
         def encode(text: str) -> list[int]:
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
         end_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         if (model_path / "generation_config.json").exists():

@@ -1,7 +1,9 @@
 """Training batches and data sets, made again from ClickHouse; calls block."""
 
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +158,8 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
 
 def _make_trainer(settings: LearnerSettings) -> Trainer:
     try:
-        trainer = make_trainer(settings)
+        with redirect_stdout(io.StringIO()):  # verl prints what it builds
+            trainer = make_trainer(settings)
         if settings.preferences is not None:
             record_reference(trainer, make_builder(settings))
         return trainer

@@ -13,14 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from .named_rewards import name_rewards
+from .wrong_arguments import describe_wrong_fields
 
 
 def load_adapter() -> Any:
-    """Load the adapter of this directory's environment; programs beside the interpreter are on its path."""
+    """Load the adapter of this directory's environment; programs beside the interpreter are on its path.
+
+    Raises ValueError in a sentence for arguments that pydantic refuses, and what the environment raises.
+    """
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     config = json.loads(Path("environment.json").read_text(encoding="utf-8"))
     module = importlib.import_module(f".{config['adapter']}", __package__)
-    return module.Adapter(config["name"], config["arguments"])
+    try:
+        return module.Adapter(config["name"], config["arguments"])
+    except ValueError as error:
+        if type(error).__name__ != "ValidationError" or not hasattr(error, "errors"):
+            raise
+        raise ValueError(describe_wrong_fields(error.errors())) from None
 
 
 async def rollout(task: dict[str, Any], endpoint: Any = None) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import verifiers
+
+from .rubric_failures import raise_failure, recording_failures, watch_rubric
+from .wrong_arguments import check_names, describe_wrong_fields, drop_fields
 
 
 def make_adapter(name: str, arguments: dict[str, Any]) -> "EnvironmentAdapter | TasksetAdapter":
@@ -25,7 +29,10 @@ class EnvironmentAdapter:
     is_endless = False
 
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
+        with contextlib.suppress(ImportError, AttributeError):  # verifiers looks elsewhere too, or says what is wrong
+            check_names(arguments, importlib.import_module(name.replace("-", "_").split("/")[-1]).load_environment)
         self._environment = verifiers.load_environment(name, **arguments)
+        watch_rubric(self._environment.rubric)
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
         """Yield rows of the data set for training, or of the one for evaluation; None where it does not exist."""
@@ -42,19 +49,24 @@ class EnvironmentAdapter:
             yield {"id": str(row.get("example_id", number)), "input": row}
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Play one rollout by the environment's own method, scored by its rubric; a failure in it is raised."""
+        """Play one rollout by the environment's own method, scored by its rubric; raise a failure of either.
+
+        A metric whose function fails, and which is no part of the reward, is left out.
+        """
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
 
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None) as client:
-            output = await self._environment.run_rollout(
-                task, OpenAIChatCompletionsClient(client), model, dict(self._environment.sampling_args or {})
-            )
+            with recording_failures() as failures:
+                output = await self._environment.run_rollout(
+                    task, OpenAIChatCompletionsClient(client), model, dict(self._environment.sampling_args or {})
+                )
         if output["error"]:
             raise RuntimeError(f"the environment failed: {output['error']}")
+        raise_failure(failures)
         return {
             "reward": output["reward"],
-            "metrics": output["metrics"],
+            "metrics": {name: value for name, value in output["metrics"].items() if name not in failures},
             "stop_condition": output.get("stop_condition"),
             "is_truncated": output["is_truncated"],
         }
@@ -66,7 +78,7 @@ class TasksetAdapter:
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         from verifiers.v1.utils.loaders import load_environment
 
-        self._environment = load_environment(make_config(name, arguments))
+        self._environment = load_environment(make_checked_config(name, arguments))
         self._serving = contextlib.AsyncExitStack()
         self._lock = asyncio.Lock()
         self._is_serving = False
@@ -123,6 +135,19 @@ class TasksetAdapter:
             if not self._is_serving:
                 await self._serving.enter_async_context(self._environment.serving())
                 self._is_serving = True
+
+
+def make_checked_config(name: str, arguments: dict[str, Any]) -> Any:
+    """Call `make_config`; raise ValueError naming each wrong argument, its value and the names that are near."""
+    from pydantic import ValidationError
+
+    try:
+        return make_config(name, arguments)
+    except ValidationError as error:
+        problems, config = error.errors(), None
+        with contextlib.suppress(Exception):  # the fields are a hint
+            config = make_config(name, drop_fields(arguments, problems))
+        raise ValueError(describe_wrong_fields(problems, config)) from None
 
 
 def make_config(name: str, arguments: dict[str, Any]) -> Any:

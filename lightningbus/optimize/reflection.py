@@ -62,7 +62,8 @@ class ReflectingModel:
                 except (aiohttp.ClientError, TimeoutError) as error:
                     problem = str(error) or type(error).__name__
                 except (ValueError, LookupError, TypeError) as error:
-                    problem = f"its answer is no chat completion: {shorten(str(error), MAX_ERROR_CHARS)}"
+                    reason = f"{type(error).__name__}: {error}"
+                    problem = f"its answer is no chat completion: {shorten(reason, MAX_ERROR_CHARS)}"
                     break
                 if pause is not None:
                     await asyncio.sleep(pause)

@@ -104,7 +104,9 @@ def _read_answers(source: TaskSource) -> dict[Any, Any]:
     try:
         rows = map(parse_json_object, _read_lines(path))
         return {row["id"]: row["ground_truth"] for row in rows}
-    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
+    except KeyError as error:
+        raise TaskFileError(f"{path} has no answers of BFCL: a row lacks {error}") from error
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise TaskFileError(f"{path} has no answers of BFCL: {error}") from error
 
 

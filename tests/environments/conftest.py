@@ -13,6 +13,7 @@ from filelock import FileLock
 from lightningbus.bus.client import Bus
 from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import load_run_settings
+from lightningbus.schemas.spans import SpanBatch
 from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.conftest import UNREACHABLE
@@ -52,11 +53,9 @@ def write_environment(name: str, python: Path, directory: Path, *options: object
     return done.stdout
 
 
-async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]]:
-    """The results of a rollout of each task, by the runner of the run file, against a scripted model.
-
-    Each has ``reward``, ``rewards``, ``task`` and ``num_calls``, and what the agent returned; every rollout must have
-    ended well.
+async def run_tasks(bus: Bus, directory: Path, answer: Answer) -> tuple[list[SpanBatch], int]:
+    """The last batch of a rollout of each task, by the runner of the run file, against a scripted model; and the number
+    of requests that the model got.
     """
     settings = load_run_settings(directory / "run.yaml")
     job = parse_job(settings, "run.yaml")
@@ -66,6 +65,16 @@ async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]
         for entry in tasks:
             await TaskPublisher(bus).publish_task(task(id=entry.id, input=entry.input, deadline=120.0))
         batches = await ended(bus, len(tasks), timeout=180.0)  # the first may install what a harness declares
+    return batches, len(node.requests)
+
+
+async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]]:
+    """The results of `run_tasks`.
+
+    Each has ``reward``, ``rewards``, ``task`` and ``num_calls``, and what the agent returned; every rollout must have
+    ended well.
+    """
+    batches, num_requests = await run_tasks(bus, directory, answer)
     results = []
     for batch in batches:
         assert batch.end is not None and batch.end.outcome == "ok", batch.end
@@ -74,5 +83,5 @@ async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]
         assert result.get("reward", batch.end.reward) == batch.end.reward
         graded = {"reward": batch.end.reward, "rewards": batch.end.rewards}
         results.append({**graded, **result, "task": batch.task_id, "num_calls": len(recorded)})
-    assert sum(result["num_calls"] for result in results) == len(node.requests), "every call is recorded"
+    assert sum(result["num_calls"] for result in results) == num_requests, "every call is recorded"
     return sorted(results, key=lambda result: str(result["task"]))

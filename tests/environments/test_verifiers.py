@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lightningbus.bus.client import Bus
 from lightningbus.tasks.task_loading import load_tasks
-from tests.environments.conftest import play, write_environment
+from tests.environments.conftest import PACKAGES, play, run_tasks, write_environment
+from tests.lightningbus.test_cli import run, says
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -58,6 +61,7 @@ async def test_an_environment_with_tools_is_scored_by_its_rubric(
     assert [(result["reward"], result["num_calls"]) for result in results] == [(1.0, 2)] * 3
     assert all(result["metrics"]["correct"] == 1.0 for result in results)
     assert all(result["metrics"]["num_messages"] == 3.0 for result in results)
+    assert all("num_steps" not in result["metrics"] for result in results), "a metric that fails is none, and not 0"
 
 
 async def test_a_wrong_answer_has_its_rubrics_reward(
@@ -66,3 +70,47 @@ async def test_a_wrong_answer_has_its_rubrics_reward(
     write_environment("verifiers:arithmetic-tools", foreign_python("verifiers_0_1"), tmp_path / "out")
     results = await play(bus, tmp_path / "out", lambda messages: {"role": "assistant", "content": "I do not know."})
     assert [(result["reward"], result["num_calls"]) for result in results] == [(0.0, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("I do not know.", "KeyError: 'grade'"),
+        ("nothing", "TypeError: float() argument must be a string or a real number, not 'NoneType'"),
+    ],
+)
+async def test_a_reward_function_that_fails_is_no_reward_of_zero(
+    bus: Bus, foreign_python: Callable[[str], Path], tmp_path: Path, answer: str, reason: str
+) -> None:
+    out = tmp_path / "out"
+    options = ["--arg", "has_faults=true", "--arg", "num_tasks=2"]
+    write_environment("verifiers:arithmetic-tools", foreign_python("verifiers_0_1"), out, *options)
+    (batch,), _ = await run_tasks(bus, out, lambda messages: {"role": "assistant", "content": answer})
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("agent_error", None)
+    assert batch.end.error == f"RuntimeError: the reward function graded failed: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("packages", "name", "argument", "sentence"),
+    [
+        (
+            "verifiers",
+            "reverse-words",
+            "taskset.num_tsks=3",
+            "taskset.num_tsks: there is no such argument; did you mean 'num_tasks'?",
+        ),
+        ("verifiers", "reverse-words", "taskset.num_tasks=many", "parse string as an integer, not 'many'"),
+        (
+            "verifiers_0_1",
+            "arithmetic-tools",
+            "num_tsks=3",
+            "num_tsks: there is no such argument; did you mean 'num_tasks'?",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    foreign_python: Callable[[str], Path], tmp_path: Path, packages: str, name: str, argument: str, sentence: str
+) -> None:
+    python = foreign_python(packages)
+    options = ("--python", python, "--out", tmp_path / "out", "--path", PACKAGES, "--arg", argument)
+    assert says(run("env", f"verifiers:{name}", *options, timeout=600)).endswith(sentence)

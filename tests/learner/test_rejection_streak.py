@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import Fleet
@@ -126,3 +127,37 @@ async def test_a_learner_waits_for_the_end_of_an_outage(
             await finish_without_reward(bus, await take(bus, 2), outcome, "no node answered")
         await finish(bus, await take(bus, 2))
         await running
+
+
+async def finish_without_call(bus: Bus, tasks: list[Task]) -> None:
+    """What a runner says of tasks whose agent gave a reward and asked no model."""
+    for task in tasks:
+        (part,) = batches(task.id, task.sample_index, float(task.sample_index), samples=2, parts=1)
+        assert part.end is not None
+        part = replace(part, spans=(), end=replace(part.end, num_spans=0))
+        await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
+
+
+async def test_a_learner_whose_rollouts_ask_no_model_ends_with_what_to_do(
+    bus: Bus, model_path: Path, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, max_failed_groups=2) as running:
+        for _ in range(2):
+            await finish_without_call(bus, await take(bus, 2))
+        with pytest.raises(LearnerError) as ended:
+            await running
+    assert str(ended.value) == (
+        "the last 2 groups gave nothing to train on (4 no sequence: no model call); the agent's client must call the "
+        "base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL: correct that and resume the run, or raise "
+        "max_failed_groups"
+    )
+
+
+def test_groups_that_call_no_model_are_not_waited_for_longer_and_longer() -> None:
+    streak = RejectionStreak(limit=2, max_groups=12)
+    for _ in range(11):
+        streak.add(1, ["no sequence: no model call"] * 2, is_batch=True)
+    assert streak.pause == 1.0 and not streak.verdict
+    streak.add(1, ["agent_error", "no sequence: no model call"])
+    assert streak.pause == MAX_PAUSE_SECONDS
+    assert "OPENAI_BASE_URL" not in streak.verdict

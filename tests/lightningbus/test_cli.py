@@ -290,13 +290,15 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained(tmp_path / "model")
     without_tensors(tmp_path / "model")
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
-    (tmp_path / "agent.py").write_text("def solve(task): return 1.0\n")
+    asks = "    OpenAI().chat.completions.create(model='judge', messages=[{'role': 'user', 'content': 'hello'}])\n"
+    agent = f"from openai import OpenAI\n\ndef solve(task):\n{asks}    return 1.0\n"
+    (tmp_path / "agent.py").write_text(agent)
     node = {"model_path": "model"}
     job: dict[str, Any] = {
         "store": {},
         "inference": [node],
         "learner": {"model_path": "model", "tasks": "tasks.jsonl", "engine": {"check_model": False}},
-        "runners": [{"entrypoint": "agent:solve"}],
+        "runners": [{"entrypoint": "agent:solve", "endpoints": {"judge": {"url": "http://127.0.0.1:1/v1"}}}],
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))
     arguments = ["train", "-c", "train.yaml", "--dry-run"]
@@ -319,8 +321,12 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         "TRAIN_ROLLOUTS: 2,048 MiB hold the steps between two checkpoints",
         f"model: qwen2, 3 layers, 1,015.6M parameters, {len(tokenizer)} tokens",
     ]
-    assert re.fullmatch(r"agent:solve: task 'a' with scripted answers: 0 model calls, reward 1, \d+\.\d s", trial)
-    assert warning.startswith("warning: agent:solve made no model call: ")
+    summary = r"agent:solve: task 'a' with scripted answers: 1 model call, reward 1, \d+\.\d s; not asked, .*: judge"
+    assert re.fullmatch(summary, trial)
+    assert warning.startswith("warning: no call is of 'policy', which learns from its own calls alone; called: judge")
+    (tmp_path / "agent.py").write_text(agent.replace(asks, ""))
+    assert "agent:solve: task 'a' made no model call, so that there is " in says(run(*arguments, cwd=tmp_path))
+    (tmp_path / "agent.py").write_text(agent)
     other = run(*arguments, "--gpu-memory", 4, "--ranks", 2, "--gpu-tflops", 100, cwd=tmp_path).stdout
     assert "GiB does not fit in 4.0 GiB" in other and "at 100 TFLOP/s on each rank" in other
     assert f"  {'inference engine on the same GPU':<44}{0.92 * 4:8.1f}" in other, "vLLM's default share"

@@ -20,7 +20,13 @@ pytestmark = pytest.mark.integration
 NAMES = sorted(path.name for path in (ROOT / "lightningbus").iterdir() if path.is_symlink())
 IMPORTS = "".join(f"import {name}\nassert {name}.OWNER == 'user'\n" for name in NAMES)
 FUNCTIONS = """
+import json, os, urllib.request
+
 def solve(task):
+    body = {"model": "helper", "messages": [{"role": "user", "content": "hello"}]}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
     return {"answer": 1}
 
 def judge(task, result):
@@ -82,13 +88,19 @@ def test_a_training_job_takes_agent_reward_credit_and_loss_beside_its_run_file(d
             "credit": {"method": "agent:share"},
             "actor": {"policy_loss": "agent:loss"},
         },
-        "runners": [{"entrypoint": "agent:solve", "reward_fn": "agent:judge"}],
+        "runners": [
+            {
+                "entrypoint": "agent:solve",
+                "reward_fn": "agent:judge",
+                "endpoints": {"helper": {"url": "http://127.0.0.1:1/v1"}},
+            }
+        ],
         "eval": {"tasks": "heldout.jsonl"},
     }
     (directory / "run.yaml").write_text(yaml.safe_dump(job))
     done = run("-m", "lightningbus", "train", "-c", "run.yaml", "--dry-run", cwd=directory)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "agent:solve: task 'train.jsonl' with scripted answers: 0 model calls, reward 1, " in done.stdout
+    assert "agent:solve: task 'train.jsonl' with scripted answers: 1 model call, reward 1, " in done.stdout
 
 
 def test_a_script_or_notebook_keeps_its_own_modules(directory: Path) -> None:

@@ -69,3 +69,4 @@ def test_what_is_wrong_with_an_own_function_is_the_learners_sentence(
     done = CliRunner().invoke(app, list(map(str, command)))
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
     assert sentence in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert "parameters" not in done.stderr, "verl prints what it builds"

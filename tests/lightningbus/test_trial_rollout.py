@@ -9,7 +9,6 @@ import pytest
 
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, describe, find_missing_rewards, try_agent
-from lightningbus.runners.recording.rewards import NO_REWARD
 from lightningbus.runners.rollout import RolloutResult
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.tasks.task_loading import TaskInput
@@ -82,6 +81,10 @@ def has_no_reward(task):
     return chat(task).choices[0].message.content
 
 
+def returns_nothing(task):
+    chat(task)
+
+
 def rewards_with_text(task):
     return {"reward": chat(task).choices[0].message.content}
 
@@ -105,6 +108,10 @@ def needs_json(task):
     return json.loads(chat(task).choices[0].message.content + "}")
 
 
+def needs_a_field(task):
+    return float(chat(task).choices[0].message.content == task["question"])
+
+
 def needs_more(task, llm):
     return 1.0
 
@@ -121,6 +128,7 @@ ROLES = replace(
     model="writer",
     role_models={"writer": "writer", "checker": "checker"},
     served_models=["writer", "checker", "frozen"],
+    trained_models=["writer", "checker"],
     wanted_rewards=[WantedReward("learners.1.reward", "checker", "chekcer")],
 )
 
@@ -160,16 +168,10 @@ async def test_scripted_answers_lead_an_agent_to_its_second_turn(tmp_path: Path)
     assert "2 model calls, reward 1, " in line and line.endswith(" s")
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "warning"),
-    [
-        ("agent:asks_nobody", "agent:asks_nobody made no model call: its client must ask OPENAI_BASE_URL"),
-        ("agent:has_no_reward", NO_REWARD),
-    ],
-)
-async def test_what_is_odd_is_a_warning(tmp_path: Path, entrypoint: str, warning: str) -> None:
-    first, second = await try_one(tmp_path, entrypoint=entrypoint)
-    assert first.startswith(f"{entrypoint}: task 'first'") and second.startswith(f"warning: {warning}")
+async def test_an_agent_that_asks_no_model_may_be_evaluated(tmp_path: Path) -> None:
+    summary, warning = await try_one(tmp_path, replace(TRIAL, mode="eval"), entrypoint="agent:asks_nobody")
+    assert "task 'first' with scripted answers: 0 model calls, reward 1, " in summary
+    assert warning.startswith("warning: agent:asks_nobody made no model call: its client must call the base URL")
 
 
 @pytest.mark.parametrize(
@@ -178,11 +180,15 @@ async def test_what_is_odd_is_a_warning(tmp_path: Path, entrypoint: str, warning
         ("agent:rewards_with_text", "when each answer of the model was '42': a reward is a number, not '42'"),
         ("agent:asks_another_model", "model 'gpt-4o' is not served; served: policy"),
         ("agent:needs_json", "JSONDecodeError: Extra data"),
+        ("agent:needs_a_field", "KeyError: 'question': the task has the fields answer"),
         ("agent:needs_more", "nothing fills the parameter 'llm': the call is needs_more(task)"),
         ("absent:solve", "No module named 'absent'"),
+        ("agent:asks_nobody", "made no model call, so that there is no token to train on: its client must call the"),
+        ("agent:has_no_reward", "'42': the agent gave no reward: it returned the text '42', not a number; return a"),
+        ("agent:returns_nothing", "the agent gave no reward: it returned nothing, not a number; return a number, set"),
     ],
 )
-async def test_what_would_fail_every_rollout_is_an_error_that_says_why(
+async def test_what_would_train_no_rollout_is_an_error_that_says_why(
     tmp_path: Path, entrypoint: str, reason: str
 ) -> None:
     with pytest.raises(UserError) as failed:
@@ -192,8 +198,8 @@ async def test_what_would_fail_every_rollout_is_an_error_that_says_why(
 
 def test_a_deadline_is_an_error_too() -> None:
     result = RolloutResult("timeout", "the agent did not end within its deadline of 2 s")
-    with pytest.raises(UserError, match=r"agent:solve: task .t. failed .*within its deadline of 2 s"):
-        list(describe(RunnerSettings(entrypoint="agent:solve"), "t", result, 1, 2.0))
+    with pytest.raises(UserError, match=r"agent:solve: task .first. failed .*within its deadline of 2 s"):
+        list(describe(RunnerSettings(entrypoint="agent:solve"), TRIAL, result, 1, 2.0))
 
 
 async def test_an_external_endpoint_is_not_asked_but_its_key_has_to_be_there(
@@ -201,8 +207,10 @@ async def test_an_external_endpoint_is_not_asked_but_its_key_has_to_be_there(
 ) -> None:
     endpoints = {"judge": {"url": "http://127.0.0.1:1/v1", "api_key_env": "JUDGE_KEY"}}
     monkeypatch.setenv("JUDGE_KEY", "sk-1")
-    (line,) = await try_one(tmp_path, entrypoint="agent:asks_a_judge", endpoints=endpoints)
+    trial = replace(TRIAL, trained_models=["policy"])
+    line, warning = await try_one(tmp_path, trial, entrypoint="agent:asks_a_judge", endpoints=endpoints)
     assert "1 model call, reward 1," in line
+    assert warning == "warning: no call is of 'policy', which learns from its own calls alone; called: judge"
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(UserError, match="the environment of the runner has no JUDGE_KEY"):
         await try_one(tmp_path, entrypoint="agent:asks_a_judge", endpoints=endpoints)

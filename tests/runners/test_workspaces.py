@@ -326,7 +326,7 @@ async def test_a_dry_run_grades_in_a_workspace_and_names_a_bad_one(sources: Path
     settings = RunnerSettings.model_validate({**fields, "workspace": workspace})
 
     def trial(spec: dict[str, Any]) -> TrialTask:
-        return TrialTask(TaskInput("t", {"fix": True, "workspace": spec}), "train", "policy", HANG_SECONDS, {})
+        return TrialTask(TaskInput("t", {"fix": True, "workspace": spec}), "eval", "policy", HANG_SECONDS, {})
 
     (summary, *_) = await try_agent(settings, trial({"directory": "calc", "grade": GRADE}))
     assert "task 't' with scripted answers: 0 model calls, reward 1" in summary

@@ -149,6 +149,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
         sampling_params,
         role_models=learner.role_models,
         served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
+        trained_models=[each.model for each in job.learners] if mode == "train" else (),
         wanted_rewards=wanted,
         nodes=settings.inference,
         prompts=list(_list_prompts(settings, agent)),

@@ -19,13 +19,14 @@ from lightningbus.runners.gateway.external.external_endpoints import ExternalEnd
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.runners.recording.attempt import AttemptRecorder
-from lightningbus.runners.recording.rewards import NO_REWARD
 from lightningbus.runners.rollout import RolloutResult, run_agent
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.workspaces.factory import make_executors
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_loading import TaskInput
+
+CALL_ADVICE = "its client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class TrialTask:
     role_models: Mapping[str, str] = field(default_factory=dict)
     served_models: Sequence[str] = ()
     """Other models of the job."""
+    trained_models: Sequence[str] = ()
+    """Models of the job that learn from this task."""
     wanted_rewards: Sequence[WantedReward] = ()
     nodes: Sequence[InferenceSettings] = ()
     """Nodes whose vLLM gets the agent's calls too, to check that it accepts them."""
@@ -61,7 +64,8 @@ class TrialTask:
 async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
     """Run the agent once with scripted answers; return sentences about its rollout.
 
-    Raises `UserError` if the agent cannot be started, if its rollout fails, or if vLLM refuses one of its calls.
+    Raises `UserError` if the agent cannot be started, if its rollout fails or gives nothing to train on, or if vLLM
+    refuses one of its calls.
     External endpoints are not called: their models have scripted answers too. Their keys have to be there.
     """
     try:
@@ -103,9 +107,10 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
             raise UserError(str(error)) from error
         finally:
             await executor.stop()
-    lines = list(describe(runner, trial.task.id, result, recorder.calls, seconds))
+    lines = list(describe(runner, trial, result, recorder.calls, seconds))
+    lines += find_untrained_calls(node.calls, trial.trained_models)
     lines += [f"warning: {each}" async for each in _check_calls(runner, trial, node.calls)]
-    return lines + (list(find_missing_rewards(result.rewards, trial.wanted_rewards)) if result.outcome == "ok" else [])
+    return lines + list(find_missing_rewards(result.rewards, trial.wanted_rewards))
 
 
 async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
@@ -139,22 +144,25 @@ async def _discard_spans(recorder: AttemptRecorder, seconds: float) -> None:
 
 
 def describe(
-    runner: RunnerSettings, task_id: str, result: RolloutResult, num_calls: int, seconds: float
+    runner: RunnerSettings, trial: TrialTask, result: RolloutResult, num_calls: int, seconds: float
 ) -> Iterator[str]:
-    """Describe a rollout with scripted answers, line by line; raises `UserError` if it failed. Pure."""
-    name = _name_of(runner)
-    has_reward = not result.error.startswith(NO_REWARD)
-    if result.outcome != "ok" and has_reward:
-        raise UserError(f"{name}: task {task_id!r} failed when {_list_answers(runner)}: {result.error}")
+    """Describe a rollout with scripted answers, line by line. Pure.
+
+    Raises `UserError` if it failed or has no reward, or if a training task made no model call: no such rollout is
+    trained.
+    """
+    name, task = _name_of(runner), f"task {trial.task.id!r}"
+    if result.outcome != "ok":
+        raise UserError(f"{name}: {task} failed when {_list_answers(runner)}: {result.error}")
+    if not num_calls and trial.mode == "train":
+        raise UserError(f"{name}: {task} made no model call, so that there is no token to train on: {CALL_ADVICE}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
     calls = f"{num_calls} model call{'' if num_calls == 1 else 's'}"
     judges = f"; not asked, their answers were scripted too: {', '.join(runner.endpoints)}" if runner.endpoints else ""
     hint = "" if result.reward or not num_calls else f"; {_list_answers(runner)} (runners.scripted_answers)"
-    yield f"{name}: task {task_id!r} with scripted answers: {calls}, {reward}, {seconds:.1f} s{judges}{hint}"
+    yield f"{name}: {task} with scripted answers: {calls}, {reward}, {seconds:.1f} s{judges}{hint}"
     if not num_calls:
-        yield f"warning: {name} made no model call: its client must ask OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
-    if not has_reward:
-        yield f"warning: {result.error}"
+        yield f"warning: {name} made no model call: {CALL_ADVICE}"
 
 
 def _list_answers(runner: RunnerSettings) -> str:
@@ -175,3 +183,13 @@ def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedR
             hint = near if near.startswith("did you mean") else names
             what = f"{reward.model!r} is trained on the reward {reward.name!r}, which the agent did not give"
             yield f"warning: {reward.setting}: {what}; {hint}"
+
+
+def find_untrained_calls(calls: Sequence[ModelCall], trained: Sequence[str]) -> Iterator[str]:
+    """Yield a warning if all calls are of models that do not learn from them. Pure."""
+    called = {str(call.body.get("model")) for call in calls}
+    if trained and called and called.isdisjoint(trained):
+        yield (
+            f"warning: no call is of {' or '.join(map(repr, trained))}, which learns from its own calls alone; "
+            f"called: {', '.join(sorted(called))}"
+        )

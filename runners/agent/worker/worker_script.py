@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 MAX_LINE = 64 * 1024 * 1024
+MAX_FIELDS = 300
+"""Characters of the names of a task's fields in an error."""
 PR_SET_DUMPABLE = 4
 PARAMETERS = {"shared": ("task", "endpoint"), "reward": ("input", "result")}
 """Arguments of a function by mode; an exclusive agent gets its task."""
@@ -120,7 +122,7 @@ async def run_one(function: Any, request: dict[str, Any]) -> dict[str, Any]:
     except asyncio.CancelledError:
         return {"error": "cancelled"}
     except BaseException as error:
-        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        return {"error": describe(error, request["arguments"]), "traceback": traceback.format_exc()}
 
 
 def load(target: str) -> Any:
@@ -182,7 +184,21 @@ def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) ->
         return answer
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
         flush_spans()
-        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        return {"error": describe(error, arguments), "traceback": traceback.format_exc()}
+
+
+def describe(error: BaseException, arguments: Sequence[Any]) -> str:
+    """Describe an error with its type; with the fields of the task too, where it is about one that the task lacks."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    task = arguments[0] if arguments else None
+    if type(error) is not KeyError or not isinstance(task, dict) or error.__traceback__ is None:
+        return text
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    has_task = any(value is task for value in frame.f_locals.values())
+    if not has_task or any(name in error.args for name in task):
+        return text
+    fields = ", ".join(map(str, task))[:MAX_FIELDS]
+    return f"{text}: the task has the fields {fields}" if task else f"{text}: the task has no fields"
 
 
 def flush_spans() -> None:

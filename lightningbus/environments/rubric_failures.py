@@ -1,0 +1,66 @@
+"""Errors of the reward functions of verifiers 0.1, which logs them and scores 0 in their place."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RubricFailure:
+    """An error that a reward function raised, or that its return value is no number."""
+
+    error: Exception
+    has_weight: bool
+    """Whether the function is a part of the reward; else it is a metric alone."""
+
+
+_recorded: ContextVar[dict[str, RubricFailure]] = ContextVar("recorded")
+
+
+@contextmanager
+def recording_failures() -> Iterator[dict[str, RubricFailure]]:
+    """Collect the failures in this block, and in tasks that it starts, by the name of the function."""
+    failures: dict[str, RubricFailure] = {}
+    token = _recorded.set(failures)
+    try:
+        yield failures
+    finally:
+        _recorded.reset(token)
+
+
+def raise_failure(failures: dict[str, RubricFailure]) -> None:
+    """Raise `RuntimeError` for the first failure of a function that is a part of the reward."""
+    for name, failure in failures.items():
+        if failure.has_weight:
+            reason = f"{type(failure.error).__name__}: {failure.error}"
+            raise RuntimeError(f"the reward function {name} failed: {reason}") from failure.error
+
+
+def watch_rubric(rubric: Any) -> None:
+    """Have the functions of a rubric, and of the rubrics within it, record how they fail; call it once for each."""
+    for inner in getattr(rubric, "rubrics", ()):
+        watch_rubric(inner)
+    for environment in getattr(rubric, "env_map", {}).values():  # those of an `EnvGroup`
+        watch_rubric(environment.rubric)
+    rubric.funcs = [_watch(*pair) for pair in zip(rubric.funcs, rubric.weights, strict=True)]
+
+
+def _watch(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
+    """Wrap a reward function; verifiers reads the names of its parameters, which stay."""
+
+    @functools.wraps(function)
+    async def watched(*arguments: Any, **named: Any) -> Any:
+        try:
+            value = function(*arguments, **named)
+            value = await value if inspect.isawaitable(value) else value
+            return value if isinstance(value, list) else float(value)
+        except Exception as error:
+            name = getattr(function, "__name__", repr(function))
+            _recorded.get({})[name] = RubricFailure(error, bool(weight))
+            raise
+
+    return watched
