@@ -18,11 +18,11 @@ from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.settings import EvaluateSettings, RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
+from lightningbus.api.train_result import TrainResult
 from lightningbus.api.training import as_run_interrupted, atrain
 from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.evaluation.publishing import PublishOptions
 from lightningbus.run.jobs.callbacks import Callback
-from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RUNS
 
 

@@ -20,12 +20,12 @@ from lightningbus.api.settings import (
     to_fields,
 )
 from lightningbus.api.tasks import Tasks, save_tasks
+from lightningbus.api.train_result import TrainResult
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
-from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.settings.run_file import RunSettings
 
 
@@ -104,7 +104,8 @@ async def atrain(
             base.setdefault("runners", {})
         checked = build_run_settings(base, options, TrainSettings, file)
         job = job_checks.parse_job(checked, "settings")
-        return await train_job.run(checked, job, resume=resume, callbacks=callbacks)
+        done = await train_job.run(checked, job, resume=resume, callbacks=callbacks)
+    return TrainResult(done.directory, done.figures, done.evaluations)
 
 
 def _build_base(

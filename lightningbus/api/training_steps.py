@@ -9,10 +9,10 @@ from typing import Any, Self, Unpack
 from lightningbus.api.options import with_options
 from lightningbus.api.settings import RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
+from lightningbus.api.train_result import TrainResult
 from lightningbus.api.training import atrain, check_callbacks
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs.callbacks import Callback, Step
-from lightningbus.run.results.train_result import TrainResult
 
 Start = Callable[[Callback], Coroutine[Any, Any, TrainResult]]
 """Starts a job with one more callback."""

@@ -137,16 +137,11 @@ class DataTraining:
 
     def _export(self, run: Path, out: Path) -> None:
         """Write the last version of a run as a model directory."""
-        from lightningbus.export.model_directory import ExportRequest, export_version
-        from lightningbus.run.run_data.run_bus import open_run_bus
-
-        async def work() -> int:
-            # the role of a node may do little else
-            async with open_run_bus(None, str(run), self.command, "inference") as source:
-                return (await export_version(source, ExportRequest(out))).version
+        from lightningbus.export.model_directory import ExportRequest
+        from lightningbus.export.run_export import export_run
 
         with redirect_stdout(sys.stderr):
-            version = run_async(work())
+            version = run_async(export_run(ExportRequest(out), str(run), name=self.command)).version
         print(f"version {version} is in {out}")
 
 

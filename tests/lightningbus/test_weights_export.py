@@ -20,6 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner, Result
 
+from lightningbus.api.train_result import TrainResult
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.bus.security.credentials import Credentials
@@ -29,6 +30,7 @@ from lightningbus.cli.app import app
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.weights import WeightSettings
+from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.pinned_version import VersionPins
 from lightningbus.run.machine.hardware import read_hardware, read_versions
@@ -176,6 +178,16 @@ async def test_files_beside_the_weights_are_those_of_the_model_that_was_trained(
     assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o644}, "a server is another user"
     refused = await export("--run", run.directory, 0, code=2)
     assert "give a version and a directory" in refused.stderr
+    result = TrainResult(run.directory, {}, [])
+    assert result.export("from-python") == 0, "in an event loop, as in a notebook"
+    assert Path("from-python", "model.safetensors").read_bytes() == Path("out", "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"version 7"):
+        await result.aexport("other", 7)
+    with pytest.raises(UserError, match="no held-out reward of model 'policy' is known here"):
+        await result.aexport("other", best=True)
+    with pytest.raises(UserError, match="give version= or best=True, not both"):
+        result.export("other", 0, best=True)
+    assert not Path("other").exists()
 
 
 @pytest.mark.long

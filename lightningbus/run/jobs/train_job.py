@@ -37,7 +37,7 @@ from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import COUNTS, UNFINISHED, Results
 from lightningbus.run.results.reward_picture import draw_rewards
 from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
-from lightningbus.run.results.train_result import TrainResult
+from lightningbus.run.results.train_result import JobResult
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
@@ -55,7 +55,7 @@ async def run(
     resume: bool = False,
     rounds: RoundRunner | None = None,
     callbacks: Sequence[Callback] = (),
-) -> TrainResult:
+) -> JobResult:
     """Run a job by itself, on its own bus or the one its settings name, to its end; prints nothing at the end.
 
     Before anything starts, all is checked as by a dry run. ``resume``: go on where the run of this name was stopped, in
@@ -93,7 +93,7 @@ async def train(
     ready: Awaitable[object] | None,
     rounds: RoundRunner | None = None,
     callbacks: Sequence[Callback] = (),
-) -> TrainResult:
+) -> JobResult:
     """Run a job on a bus that is up; its figures lie in the run's directory too, and are the start of a resumed one.
 
     The first of ``learners`` trains the model that agents call by name. ``ready``: what else has to be there before
@@ -122,7 +122,7 @@ class _Training:
         self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
         self._callbacks = CallbackCaller(callbacks, self._results.run)
 
-    async def run(self, ready: Awaitable[object] | None) -> TrainResult:
+    async def run(self, ready: Awaitable[object] | None) -> JobResult:
         """See `train`."""
         results, learner = self._results, self._learners[0]
         sets = [
@@ -170,7 +170,7 @@ class _Training:
         await self._keep_budget()  # the seconds of all phases are known now
         results.is_finished = True
         results.write(self._stack.directory.path)
-        return TrainResult(self._stack.directory.path, results.to_figures(), results.evaluations)
+        return JobResult(self._stack.directory.path, results.to_figures(), results.evaluations)
 
     @contextlib.asynccontextmanager
     async def _phase(self, name: str, headline: str) -> AsyncIterator[None]:
