@@ -34,7 +34,7 @@ def train(
     heldout: Tasks | None = None,
     *,
     settings: RunFile | None = None,
-    resume: bool = False,
+    resume: bool | str = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -48,7 +48,8 @@ def train(
         heldout: tasks the model is never trained on.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
-        resume: go on where the run of this name was stopped.
+        resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
+            over them. A string is the name: ``resume="small"``.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
             mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.
@@ -60,7 +61,7 @@ def train(
         UserError: something the user can put right, in one sentence.
         RunInterrupted: the run was stopped; its data is kept, and the same call with resume=True goes on.
     """
-    with as_run_interrupted(options, settings):
+    with as_run_interrupted(options, settings, resume):
         return run_blocking(
             atrain(agent, model, tasks, heldout, settings=settings, resume=resume, callbacks=callbacks, **options)
         )

@@ -115,15 +115,20 @@ RunFile: TypeAlias = RunSettings | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def build_run_settings(
-    base: Mapping[str, Any], settings: Mapping[str, Any], kind: type, run_file: RunFile | None = None
+    base: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    kind: type,
+    run_file: RunFile | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> RunSettings:
     """Build the settings of a run from a run file, a function's arguments (``base``) and its keyword arguments.
 
-    A later one of them wins. ``kind``: the TypedDict of the keyword arguments. Raises `UserError` that names a wrong
-    one and the nearest right. The ports of bus and store are free ones unless given.
+    A later one of them wins, and ``recorded``, the fields of the start that is resumed, comes first. ``kind``: the
+    TypedDict of the keyword arguments. Raises `UserError` that names a wrong one and the nearest right. The ports of
+    bus and store are free ones unless given.
     """
     known = kind.__annotations__
-    fields = merge({"bus": {"port": 0}, "store": {"http_port": 0}}, read_run_file(run_file))
+    fields = merge({"bus": {"port": 0}, "store": {"http_port": 0}}, recorded or {}, read_run_file(run_file))
     for name, value in base.items():
         fields = _merge_section(fields, name, value)
     for name, value in sorted(settings.items(), key=lambda item: item[0] in PATHS):  # a short name wins over a section

@@ -22,10 +22,14 @@ from lightningbus.api.settings import (
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.train_result import TrainResult
 from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.lookup import find_run_names
+from lightningbus.run.run_directory.recorded_settings import has_recorded_settings, read_recorded_settings
 from lightningbus.run.settings.run_file import RunSettings
 
 
@@ -38,12 +42,14 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def as_run_interrupted(options: Mapping[str, Any], settings: RunFile | None = None) -> Iterator[None]:
+def as_run_interrupted(
+    options: Mapping[str, Any], settings: RunFile | None = None, resume: bool | str = False
+) -> Iterator[None]:
     """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run; the arguments are `atrain`'s."""
     try:
         yield
     except KeyboardInterrupt:
-        name = options.get("name") or _read_name(settings)
+        name = resume if isinstance(resume, str) else options.get("name") or _read_name(settings)
         raise RunInterrupted(
             f"run {name!r} is stopped and its data is kept: the same call with resume=True goes on"
         ) from None
@@ -66,7 +72,7 @@ async def atrain(
     heldout: Tasks | None = None,
     *,
     settings: RunFile | None = None,
-    resume: bool = False,
+    resume: bool | str = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -80,7 +86,8 @@ async def atrain(
         heldout: tasks the model is never trained on.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
-        resume: go on where the run of this name was stopped.
+        resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
+            over them. A string is the name: ``resume="small"``.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
             mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.
@@ -97,15 +104,37 @@ async def atrain(
         check_callbacks(callbacks)
         file = read_run_file(settings)
         runs = runs_directory(options, file)
+        if isinstance(resume, str):
+            options["name"] = _check_name(resume, options)
+        recorded = _read_recorded(runs, options, settings, must_exist=isinstance(resume, str)) if resume else {}
         if model is None and settings is None:  # the nodes serve what the learner starts from
             model = to_fields(options.get("learner", {})).get("model_path")
         base = _build_base(agent, model, tasks, heldout, runs)
-        if settings is None:  # there is a runner, which lacks an agent
+        if settings is None and not recorded:  # there is a runner, which lacks an agent
             base.setdefault("runners", {})
-        checked = build_run_settings(base, options, TrainSettings, file)
+        checked = build_run_settings(base, options, TrainSettings, file, recorded)
         job = job_checks.parse_job(checked, "settings")
-        done = await train_job.run(checked, job, resume=resume, callbacks=callbacks)
+        done = await train_job.run(checked, job, resume=bool(resume), callbacks=callbacks)
     return TrainResult(done.directory, done.figures, done.evaluations)
+
+
+def _check_name(resume: str, options: Mapping[str, Any]) -> str:
+    """Return the name of the run to resume; raises `UserError` where another is given beside it."""
+    if options.get("name", resume) != resume:
+        raise UserError(f"resume={resume!r} names the run: leave out name={options['name']!r}")
+    return resume
+
+
+def _read_recorded(
+    runs: Path, options: Mapping[str, Any], settings: RunFile | None, *, must_exist: bool
+) -> dict[str, Any]:
+    """Read the settings of the start of a run that is resumed; empty where an earlier release started it."""
+    run = RunDirectory(runs / str(options.get("name") or _read_name(settings)))
+    if must_exist and not run.path.is_dir():
+        names = find_run_names(runs)
+        hint = suggest_name(run.path.name, names) if names else f"there is no run in {runs}"
+        raise UserError(f"there is no run {run.path.name!r}; {hint}".rstrip("; "))
+    return read_recorded_settings(run) if must_exist or has_recorded_settings(run) else {}
 
 
 def _build_base(

@@ -39,6 +39,7 @@ from lightningbus.run.results.reward_picture import draw_rewards
 from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
 from lightningbus.run.results.train_result import JobResult
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import query_row
@@ -71,6 +72,7 @@ async def run(
         with directory.opened(fresh=not resume):
             if not resume:
                 write_record(directory.path, description)
+            record_settings(directory, settings)
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:
                 return await train(stack, settings, job.learners, job.eval, None, rounds, callbacks)

@@ -38,6 +38,7 @@ from lightningbus.run.run_directory.discovery import (
     find_api_key,
     find_credentials_directory,
 )
+from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.run_file import BusSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.fleet import Heartbeat
@@ -209,6 +210,7 @@ async def up(settings: RunSettings) -> None:
     on_stop_signals(asyncio.get_running_loop(), stop)
     title = f"lightningbus up · {settings.name}"
     with RunDirectory(settings.runs / settings.name).lock() as directory:
+        record_settings(directory, settings)
         async with (
             start_stack(directory, settings.bus, title, settings.policies) as stack,
             stack.trackers(settings, settings.all_learners),

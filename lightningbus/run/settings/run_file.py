@@ -224,7 +224,12 @@ def load_run_settings(path: Path) -> RunSettings:
 
 def load_run_fields(path: Path) -> dict[str, Any]:
     """Read the fields of a run file, with each role's environment variables, unvalidated; raises `UserError`."""
-    fields = load_fields(path)
+    return with_environment(load_fields(path))
+
+
+def with_environment(fields: "Mapping[str, Any]") -> dict[str, Any]:
+    """Merge each role's environment variables into its section; raises `UserError` for a wrong variable."""
+    fields = dict(fields)
     warn_about_variables(dict(ROLE_SECTIONS.values()))
     for section, (role, kind) in ROLE_SECTIONS.items():
         if (value := fields.get(section)) is None:  # the role is not started here
