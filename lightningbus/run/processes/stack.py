@@ -188,7 +188,7 @@ async def start_stack(
         supervisor.watch(bus.raise_failure())
         if server is not None:
             supervisor.watch(server.supervise())
-        liveness = LivenessWatch(bus, fleet, supervisor, directory.make_latest)
+        liveness = LivenessWatch(bus, fleet, supervisor, directory.make_latest, owns_bus=server is not None)
         await exits.enter_async_context(
             bus.heartbeat("supervisor", default_instance_id(directory.path.name), liveness.describe)
         )
