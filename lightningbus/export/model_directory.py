@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import shutil
 import tempfile
 from collections import Counter
@@ -19,7 +20,7 @@ from lightningbus.inference.engine.peft import WEIGHTS as ADAPTERS
 from lightningbus.run.errors import UserError
 from lightningbus.run.machine.hardware import read_versions
 from lightningbus.run.results.best_version import find_best, version_of
-from lightningbus.run.results.results import Results
+from lightningbus.run.results.results import RESULTS, Results
 from lightningbus.run.results.run_record import read_model_path
 from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.run_data.run_bus import RunBus
@@ -28,6 +29,8 @@ from lightningbus.schemas.weights.delta import DeltaError, fingerprint
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked
 from lightningbus.schemas.weights.safetensors_header import parse_tensors, read_header
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 MAX_LORA_RANK = 2**31
@@ -76,7 +79,7 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
     learner = learners.get(model, {})
     base_model = _find_base_model(source, request, learner)
     base = read_base_model(base_model, request.base_name)
-    results = Results.read(source.directory.path) if source.directory is not None else None
+    results = _read_results(source, request)
     manifest = await _select_version(WeightRegistry(source.bus, model), model, request, results)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
@@ -112,6 +115,21 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
         for path in directory.iterdir():
             path.chmod(PUBLIC_MODE)  # a server may run as another user
     return manifest
+
+
+def _read_results(source: RunBus, request: ExportRequest) -> Results | None:
+    """Read the figures of the run; None where there are none, or they are damaged and only the card would have them."""
+    if source.directory is None:
+        return None
+    try:
+        return Results.read(source.directory.path)
+    except UserError as error:
+        if request.is_best:
+            raise UserError(
+                f"{source.directory.path / RESULTS} is damaged: name a version in place of the best"
+            ) from error
+        log.warning("%s is damaged: the card has no figures of it", source.directory.path / RESULTS)
+        return None
 
 
 async def _select_version(
@@ -151,7 +169,10 @@ def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, 
         raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
     path = request.base_model or Path(str(recorded))
     if request.base_model is None and source.directory is not None:  # the path may be relative to where it was started
-        path = read_model_path(source.directory.path, str(learner.get("model", ""))) or path
+        try:
+            path = read_model_path(source.directory.path, str(learner.get("model", ""))) or path
+        except UserError as error:
+            raise UserError(f"{error}; give --base-model DIRECTORY") from error
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no model (no config.json): give --base-model DIRECTORY")
     return path

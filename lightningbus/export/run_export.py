@@ -1,7 +1,7 @@
 """A weight version of a run by name, as a model directory: what commands and the Python API share."""
 
 from lightningbus.export.model_directory import ExportRequest, export_version
-from lightningbus.run.run_data.run_bus import open_run_bus
+from lightningbus.run.run_data.run_bus import WEIGHT_STREAMS, open_run_bus
 from lightningbus.schemas.weights.events import WeightManifest
 
 
@@ -13,5 +13,5 @@ async def export_run(
     ``run``: its name or directory; None: the run at the address ``bus``, else the latest. ``name`` is that of the
     connection. Raises `UserError`, `lightningbus.bus.BusError`.
     """
-    async with open_run_bus(bus, run, name, "inference") as source:  # that role may do little else
+    async with open_run_bus(bus, run, name, "inference", WEIGHT_STREAMS) as source:  # that role may do little else
         return await export_version(source, request)
