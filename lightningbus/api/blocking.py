@@ -43,7 +43,7 @@ def train(
     Args:
         agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
             of its own, with the functions and constants it uses.
-        model: a Hugging Face model directory.
+        model: a Hugging Face model directory, or a name on the Hub whose model is in the Hub's cache on this machine.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may

@@ -32,6 +32,16 @@ from lightningbus.run.run_directory.lookup import find_run_names
 from lightningbus.run.run_directory.recorded_settings import has_recorded_settings, read_recorded_settings
 from lightningbus.run.settings.run_file import RunSettings
 
+ARGUMENTS = {
+    "runners": "agent",
+    "runners.entrypoint": "agent",
+    "learner.model_path": "model",
+    "inference.model_path": "model",
+    "learner.tasks": "tasks",
+    "eval.tasks": "heldout",
+}
+"""Arguments of `atrain` by the field of a run file that each gives."""
+
 
 class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button of a notebook, ended a run; everything it started has ended, nothing is lost."""
@@ -81,7 +91,7 @@ async def atrain(
     Args:
         agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
             of its own, with the functions and constants it uses.
-        model: a Hugging Face model directory.
+        model: a Hugging Face model directory, or a name on the Hub whose model is in the Hub's cache on this machine.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
@@ -112,7 +122,14 @@ async def atrain(
         base = _build_base(agent, model, tasks, heldout, runs)
         if settings is None and not recorded:  # there is a runner, which lacks an agent
             base.setdefault("runners", {})
-        checked = build_run_settings(base, options, TrainSettings, file, recorded)
+        given = {"agent": agent, "model": model, "tasks": tasks, "heldout": heldout}
+        names = {
+            field: name
+            for field, name in ARGUMENTS.items()
+            if given[name] is not None or (settings is None and field.partition(".")[0] not in options)
+        }
+        checked = build_run_settings(base, options, TrainSettings, file, recorded, names)
+        _check_tasks(checked)
         job = job_checks.parse_job(checked, "settings")
         done = await train_job.run(checked, job, resume=bool(resume), callbacks=callbacks)
     return TrainResult(done.directory, done.figures, done.evaluations)
@@ -135,6 +152,14 @@ def _read_recorded(
         hint = suggest_name(run.path.name, names) if names else f"there is no run in {runs}"
         raise UserError(f"there is no run {run.path.name!r}; {hint}".rstrip("; "))
     return read_recorded_settings(run) if must_exist or has_recorded_settings(run) else {}
+
+
+def _check_tasks(settings: RunSettings) -> None:
+    """Raise `UserError` that names the argument, unless there are tasks to train on and to evaluate on."""
+    if any(learner.tasks is None for learner in settings.all_learners):
+        raise UserError("tasks: give the tasks to train on, or a run file with learner.tasks")
+    if settings.eval is None:
+        raise UserError("heldout: give tasks that the model is never trained on, or a run file with eval.tasks")
 
 
 def _build_base(

@@ -8,6 +8,7 @@ from typing import Any
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.run.settings.hub_models import find_cached_models
 from lightningbus.run.settings.run_file import RunSettings, load_fields, validate_settings, with_environment
 from lightningbus.run.settings.sources import merge
 
@@ -63,4 +64,5 @@ def load_named_run(name: str, config: Path | None, runs: Path = RUNS) -> RunSett
     recorded = read_recorded_settings(run)
     kept = {"name": run.path.name, "runs": recorded["runs"]}
     fields = {**merge(recorded, load_fields(config) if config is not None else {}), **kept}
-    return validate_settings(RunSettings, with_environment(fields), str(config or run.path / FILE))
+    settings = validate_settings(RunSettings, with_environment(fields), str(config or run.path / FILE))
+    return find_cached_models(settings)

@@ -57,6 +57,7 @@ def train(
     from lightningbus.run.results.run_record import identify_record
     from lightningbus.run.results.train_result import report
     from lightningbus.run.run_directory.recorded_settings import load_named_run
+    from lightningbus.run.settings.hub_models import find_cached_models
     from lightningbus.run.settings.run_file import load_run_settings
 
     if name is not None and not resume:
@@ -64,7 +65,7 @@ def train(
     if name is not None:
         settings = exit_on_user_error(load_named_run, name, config)
     elif config is not None:
-        settings = exit_on_user_error(load_run_settings, config)
+        settings = find_cached_models(exit_on_user_error(load_run_settings, config))
     else:
         exit_with("give a run file by -c, or --resume with the name of a run")
     job = exit_on_user_error(job_checks.parse_job, settings, str(config or name))
