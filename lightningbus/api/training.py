@@ -122,11 +122,11 @@ async def atrain(
         base = _build_base(agent, model, tasks, heldout, runs)
         if settings is None and not recorded:  # there is a runner, which lacks an agent
             base.setdefault("runners", {})
-        given = {"agent": agent, "model": model, "tasks": tasks, "heldout": heldout}
+        present = {"agent": agent, "model": model, "tasks": tasks, "heldout": heldout}
         names = {
             field: name
             for field, name in ARGUMENTS.items()
-            if given[name] is not None or (settings is None and field.partition(".")[0] not in options)
+            if present[name] is not None or (settings is None and field.partition(".")[0] not in options)
         }
         checked = build_run_settings(base, options, TrainSettings, file, recorded, names)
         _check_tasks(checked)
@@ -136,7 +136,7 @@ async def atrain(
 
 
 def _check_name(resume: str, options: Mapping[str, Any]) -> str:
-    """Return the name of the run to resume; raises `UserError` where another is given beside it."""
+    """Return the name of the run to resume; raises `UserError` where another is present beside it."""
     if options.get("name", resume) != resume:
         raise UserError(f"resume={resume!r} names the run: leave out name={options['name']!r}")
     return resume

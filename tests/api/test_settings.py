@@ -229,9 +229,9 @@ def test_an_error_names_the_argument_as_it_was_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     row = [{"id": "a", "input": 1}]
-    given = {"agent": "agent:solve", "model": "model", "tasks": row, "heldout": row, **arguments}
+    fields = {"agent": "agent:solve", "model": "model", "tasks": row, "heldout": row, **arguments}
     with pytest.raises(lb.UserError) as refused:
-        lb.train(**given)
+        lb.train(**fields)
     assert re.search(sentence, str(refused.value)), refused.value
 
 

@@ -31,6 +31,7 @@ from lightningbus.run.preflight.process import run_checks_apart
 from lightningbus.run.processes.members import is_extra_runner
 from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best, has_stopped_improving, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.results.prompt_round import PromptRound
@@ -72,6 +73,7 @@ async def run(
         with directory.opened(fresh=not resume):
             if not resume:
                 write_record(directory.path, description)
+                record_base_models(directory.path, job.learners)
             record_settings(directory, settings)
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:
