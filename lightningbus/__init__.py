@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from lightningbus.api.sessions.reward_curve import RewardCurve
     from lightningbus.api.sessions.table import Table
     from lightningbus.api.settings import TrainSettings
+    from lightningbus.api.train_result import TrainResult
     from lightningbus.api.training import RunInterrupted, atrain
     from lightningbus.api.training_steps import TrainingSteps, atrain_steps
     from lightningbus.run.errors import UserError
     from lightningbus.run.evaluation.evaluation import Evaluation
     from lightningbus.run.jobs.callbacks import Alert, Callback, Step
-    from lightningbus.run.results.train_result import TrainResult
 
 _MODULES = {
     "train": "lightningbus.api.blocking",
@@ -35,7 +35,7 @@ _MODULES = {
     "Callback": "lightningbus.run.jobs.callbacks",
     "Step": "lightningbus.run.jobs.callbacks",
     "Alert": "lightningbus.run.jobs.callbacks",
-    "TrainResult": "lightningbus.run.results.train_result",
+    "TrainResult": "lightningbus.api.train_result",
     "evaluate": "lightningbus.api.blocking",
     "aevaluate": "lightningbus.api.evaluation_job",
     "serve": "lightningbus.api.blocking",

@@ -206,7 +206,14 @@ class StallDetector:
         """Alert found by the last check, see `training_bias.find_bias`; empty: none."""
 
     async def run(self) -> None:
-        """Check for ever; an alert is published when a stall begins and when it ends."""
+        """Check for ever; an alert is published when a stall begins and when it ends.
+
+        Those that the store of an earlier start left end too, once they do not hold any more.
+        """
+        try:
+            await self._alerts.restore()
+        except (NatsError, BusError) as error:
+            log.warning("alerts of an earlier start cannot be read, and stay open: %s", error)
         while True:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             try:

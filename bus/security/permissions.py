@@ -102,6 +102,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             f"{API}.STREAM.INFO.{subjects.TRAIN_ROLLOUTS}",
             f"{API}.CONSUMER.NAMES.{subjects.TRAIN_ROLLOUTS}",
             f"{API}.CONSUMER.INFO.{GRADERS.stream}.{GRADERS.durable}",
+            f"{API}.DIRECT.GET.{subjects.ALERTS}",
             subjects.ALERT,
             subjects.ALL_DLQ,
             subjects.heartbeats("store"),

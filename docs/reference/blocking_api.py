@@ -23,7 +23,7 @@ NAMES = {
     "CancelledError": "RunInterrupted",
 }
 """Names of the async forms, in signatures and docstrings, and of the blocking ones."""
-GUARDS = {"atrain": "as_run_interrupted(options, settings)"}
+GUARDS = {"atrain": "as_run_interrupted(options, settings, resume)"}
 """Context managers around the call of an async form."""
 HEAD = '''\
 """`train`, `evaluate`, `serve`, `connect` for code without an event loop, and for a notebook whose event loop is busy.

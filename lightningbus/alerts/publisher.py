@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lightningbus.bus.client import PUBLISH_SECONDS, Bus
+from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
 from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
 from lightningbus.schemas.fleet import Alert
+
+BATCH = 256
+"""Stored alerts of one request."""
+READ_SECONDS = 10.0
+MSG_ID = "Nats-Msg-Id"
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +32,29 @@ class AlertPublisher:
     def __init__(self, bus: Bus, detector: str, timeout: float = PUBLISH_SECONDS) -> None:
         self._bus, self._detector, self._timeout = bus, detector, timeout
         self._firing: dict[str, Reason] = {}
+
+    async def restore(self) -> None:
+        """Take over what an earlier process of this detector left firing, so that the next `update` may end it.
+
+        Raises `BusError` where the stream of alerts cannot be read.
+        """
+        begin, since = f"alert:{self._detector}:", 0
+        while True:
+            request = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALERT}
+            async with batch_get(self._bus.nc, subjects.ALERTS, request, READ_SECONDS) as messages:
+                page = [message async for message in messages]
+            for message in page:
+                msg_id = (message.headers or {}).get(MSG_ID, "")
+                if not msg_id.startswith(begin):
+                    continue
+                key, alert = msg_id.removeprefix(begin).rpartition(":")[0], decode(Alert, message.data)
+                if alert.resolved:
+                    self._firing.pop(key, None)
+                else:
+                    self._firing[key] = Reason(alert.role, alert.reason)
+            if len(page) < BATCH:
+                return
+            since = sequence_of(page[-1])
 
     async def update(self, reasons: Mapping[str, Reason]) -> None:
         """Publish what has begun and what is over since the last call; ``reasons`` are all that hold now, by a key.

@@ -18,11 +18,11 @@ from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.settings import EvaluateSettings, RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
+from lightningbus.api.train_result import TrainResult
 from lightningbus.api.training import as_run_interrupted, atrain
 from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.evaluation.publishing import PublishOptions
 from lightningbus.run.jobs.callbacks import Callback
-from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RUNS
 
 
@@ -34,7 +34,7 @@ def train(
     heldout: Tasks | None = None,
     *,
     settings: RunFile | None = None,
-    resume: bool = False,
+    resume: bool | str = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -43,12 +43,13 @@ def train(
     Args:
         agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
             of its own, with the functions and constants it uses.
-        model: a Hugging Face model directory.
+        model: a Hugging Face model directory, or a name on the Hub whose model is in the Hub's cache on this machine.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
-        resume: go on where the run of this name was stopped.
+        resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
+            over them. A string is the name: ``resume="small"``.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
             mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.
@@ -60,7 +61,7 @@ def train(
         UserError: something the user can put right, in one sentence.
         RunInterrupted: the run was stopped; its data is kept, and the same call with resume=True goes on.
     """
-    with as_run_interrupted(options, settings):
+    with as_run_interrupted(options, settings, resume):
         return run_blocking(
             atrain(agent, model, tasks, heldout, settings=settings, resume=resume, callbacks=callbacks, **options)
         )

@@ -5,10 +5,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from lightningbus.api.evaluation_table import tabulate_briefly, tabulate_evaluations
 from lightningbus.api.sessions.table import Table
-from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes, format_mean
-
-COLUMNS = ("version", "mean_reward", "standard_error", "num_tasks", "rollouts", "ok", "seconds")
+from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -25,14 +24,11 @@ class EvaluationResult:
 
     def table(self) -> Table:
         """Return a row for each sampling, with pass@k and its standard error where tasks have several answers."""
-        ks = sorted({k for each in self.evaluations.values() for k in each.pass_at})
-        if max(ks, default=1) == 1:
-            ks = []
-        rows = (
-            (name, *(getattr(each, column) for column in COLUMNS), *(_format_pass(each, k) for k in ks))
-            for name, each in self.evaluations.items()
-        )
-        return Table(("sampling", *COLUMNS, *(f"pass@{k}" for k in ks)), tuple(rows), "held-out reward")
+        return tabulate_evaluations("sampling", list(self.evaluations.items()))
+
+    def df(self) -> Any:
+        """Convert `table` to a ``pandas.DataFrame``; raises `UserError` where pandas is not installed."""
+        return self.table().df()
 
     def to_figures(self) -> dict[str, Any]:
         """Return the run's name and its evaluations, as `results.json` of a training has them."""
@@ -41,14 +37,12 @@ class EvaluationResult:
 
     def __repr__(self) -> str:
         return "\n".join(
-            (repr(self.table()).rstrip("\n"), *describe_pass_notes(self.evaluations.values(), "pass_reward"))
+            (repr(self._brief_table()).rstrip("\n"), *describe_pass_notes(self.evaluations.values(), "pass_reward"))
         )
 
     def _repr_html_(self) -> str:
         notes = (f"<p>{escape(each)}</p>" for each in describe_pass_notes(self.evaluations.values(), "pass_reward"))
-        return self.table()._repr_html_() + "".join(notes)
+        return self._brief_table()._repr_html_() + "".join(notes)
 
-
-def _format_pass(evaluation: Evaluation, k: int) -> str | None:
-    estimate = evaluation.pass_at.get(k)
-    return None if estimate is None else format_mean(estimate.mean, estimate.standard_error)
+    def _brief_table(self) -> Table:
+        return tabulate_briefly("sampling", list(self.evaluations.items()))

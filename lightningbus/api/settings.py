@@ -18,6 +18,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.hub_models import find_cached_models
 from lightningbus.run.settings.run_file import (
     ROLE_SECTIONS,
     BusSettings,
@@ -106,6 +107,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "pass_reward": ("eval", "pass_reward"),
 }
 """Short name -> where it stands in a run file."""
+OTHER_NAMES = {"learning_rate": "lr", "steps": "max_steps", "num_generations": "group_size"}
+"""Names of other libraries for a keyword argument."""
 LISTS = ("inference", "runners")
 """Sections of a run file that are lists."""
 
@@ -115,15 +118,21 @@ RunFile: TypeAlias = RunSettings | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def build_run_settings(
-    base: Mapping[str, Any], settings: Mapping[str, Any], kind: type, run_file: RunFile | None = None
+    base: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    kind: type,
+    run_file: RunFile | None = None,
+    recorded: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> RunSettings:
     """Build the settings of a run from a run file, a function's arguments (``base``) and its keyword arguments.
 
-    A later one of them wins. ``kind``: the TypedDict of the keyword arguments. Raises `UserError` that names a wrong
-    one and the nearest right. The ports of bus and store are free ones unless given.
+    A later one of them wins, and ``recorded``, the fields of the start that is resumed, comes first. ``kind``: the
+    TypedDict of the keyword arguments. ``names``: the function's own arguments by the field that each gives. Raises
+    `UserError` that names a wrong one and the nearest right. The ports of bus and store are free ones unless given.
     """
     known = kind.__annotations__
-    fields = merge({"bus": {"port": 0}, "store": {"http_port": 0}}, read_run_file(run_file))
+    fields = merge({"bus": {"port": 0}, "store": {"http_port": 0}}, recorded or {}, read_run_file(run_file))
     for name, value in base.items():
         fields = _merge_section(fields, name, value)
     for name, value in sorted(settings.items(), key=lambda item: item[0] in PATHS):  # a short name wins over a section
@@ -134,7 +143,9 @@ def build_run_settings(
         for part in reversed(path[1:]):
             value = {part: value}
         fields = _merge_section(fields, path[0], value)
-    return validate_settings(RunSettings, fields, "settings")
+    short_names = {".".join(PATHS[name]): name for name in settings if name in PATHS}
+    checked = validate_settings(RunSettings, fields, "settings", names={**(names or {}), **short_names})
+    return find_cached_models(checked)
 
 
 def read_run_file(run_file: RunFile | None) -> dict[str, Any]:
@@ -172,6 +183,8 @@ def _merge_section(fields: dict[str, Any], section: str, value: Any) -> dict[str
 
 def _suggest(name: str, known: Mapping[str, Any]) -> str:
     """Word the nearest keyword argument, or the section that has a setting of this name."""
+    if name in OTHER_NAMES and OTHER_NAMES[name] in known:
+        return f"did you mean {OTHER_NAMES[name]!r}?"
     for section, (_, model) in ROLE_SECTIONS.items():
         if name in model.model_fields and section in known:
             return f"write {section}={{{name!r}: ...}}"

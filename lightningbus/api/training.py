@@ -20,13 +20,27 @@ from lightningbus.api.settings import (
     to_fields,
 )
 from lightningbus.api.tasks import Tasks, save_tasks
+from lightningbus.api.train_result import TrainResult
 from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
-from lightningbus.run.results.train_result import TrainResult
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.lookup import find_run_names
+from lightningbus.run.run_directory.recorded_settings import has_recorded_settings, read_recorded_settings
 from lightningbus.run.settings.run_file import RunSettings
+
+ARGUMENTS = {
+    "runners": "agent",
+    "runners.entrypoint": "agent",
+    "learner.model_path": "model",
+    "inference.model_path": "model",
+    "learner.tasks": "tasks",
+    "eval.tasks": "heldout",
+}
+"""Arguments of `atrain` by the field of a run file that each gives."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -38,12 +52,14 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def as_run_interrupted(options: Mapping[str, Any], settings: RunFile | None = None) -> Iterator[None]:
+def as_run_interrupted(
+    options: Mapping[str, Any], settings: RunFile | None = None, resume: bool | str = False
+) -> Iterator[None]:
     """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run; the arguments are `atrain`'s."""
     try:
         yield
     except KeyboardInterrupt:
-        name = options.get("name") or _read_name(settings)
+        name = resume if isinstance(resume, str) else options.get("name") or _read_name(settings)
         raise RunInterrupted(
             f"run {name!r} is stopped and its data is kept: the same call with resume=True goes on"
         ) from None
@@ -66,7 +82,7 @@ async def atrain(
     heldout: Tasks | None = None,
     *,
     settings: RunFile | None = None,
-    resume: bool = False,
+    resume: bool | str = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[TrainSettings],
 ) -> TrainResult:
@@ -75,12 +91,13 @@ async def atrain(
     Args:
         agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
             of its own, with the functions and constants it uses.
-        model: a Hugging Face model directory.
+        model: a Hugging Face model directory, or a name on the Hub whose model is in the Hub's cache on this machine.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
-        resume: go on where the run of this name was stopped.
+        resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
+            over them. A string is the name: ``resume="small"``.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
             mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.
@@ -97,14 +114,52 @@ async def atrain(
         check_callbacks(callbacks)
         file = read_run_file(settings)
         runs = runs_directory(options, file)
+        if isinstance(resume, str):
+            options["name"] = _check_name(resume, options)
+        recorded = _read_recorded(runs, options, settings, must_exist=isinstance(resume, str)) if resume else {}
         if model is None and settings is None:  # the nodes serve what the learner starts from
             model = to_fields(options.get("learner", {})).get("model_path")
         base = _build_base(agent, model, tasks, heldout, runs)
-        if settings is None:  # there is a runner, which lacks an agent
+        if settings is None and not recorded:  # there is a runner, which lacks an agent
             base.setdefault("runners", {})
-        checked = build_run_settings(base, options, TrainSettings, file)
+        present = {"agent": agent, "model": model, "tasks": tasks, "heldout": heldout}
+        names = {
+            field: name
+            for field, name in ARGUMENTS.items()
+            if present[name] is not None or (settings is None and field.partition(".")[0] not in options)
+        }
+        checked = build_run_settings(base, options, TrainSettings, file, recorded, names)
+        _check_tasks(checked)
         job = job_checks.parse_job(checked, "settings")
-        return await train_job.run(checked, job, resume=resume, callbacks=callbacks)
+        done = await train_job.run(checked, job, resume=bool(resume), callbacks=callbacks)
+    return TrainResult(done.directory, done.figures, done.evaluations)
+
+
+def _check_name(resume: str, options: Mapping[str, Any]) -> str:
+    """Return the name of the run to resume; raises `UserError` where another is present beside it."""
+    if options.get("name", resume) != resume:
+        raise UserError(f"resume={resume!r} names the run: leave out name={options['name']!r}")
+    return resume
+
+
+def _read_recorded(
+    runs: Path, options: Mapping[str, Any], settings: RunFile | None, *, must_exist: bool
+) -> dict[str, Any]:
+    """Read the settings of the start of a run that is resumed; empty where an earlier release started it."""
+    run = RunDirectory(runs / str(options.get("name") or _read_name(settings)))
+    if must_exist and not run.path.is_dir():
+        names = find_run_names(runs)
+        hint = suggest_name(run.path.name, names) if names else f"there is no run in {runs}"
+        raise UserError(f"there is no run {run.path.name!r}; {hint}".rstrip("; "))
+    return read_recorded_settings(run) if must_exist or has_recorded_settings(run) else {}
+
+
+def _check_tasks(settings: RunSettings) -> None:
+    """Raise `UserError` that names the argument, unless there are tasks to train on and to evaluate on."""
+    if any(learner.tasks is None for learner in settings.all_learners):
+        raise UserError("tasks: give the tasks to train on, or a run file with learner.tasks")
+    if settings.eval is None:
+        raise UserError("heldout: give tasks that the model is never trained on, or a run file with eval.tasks")
 
 
 def _build_base(

@@ -9,10 +9,10 @@ from typing import Any, Self, Unpack
 from lightningbus.api.options import with_options
 from lightningbus.api.settings import RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
+from lightningbus.api.train_result import TrainResult
 from lightningbus.api.training import atrain, check_callbacks
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs.callbacks import Callback, Step
-from lightningbus.run.results.train_result import TrainResult
 
 Start = Callable[[Callback], Coroutine[Any, Any, TrainResult]]
 """Starts a job with one more callback."""
@@ -99,7 +99,7 @@ def atrain_steps(
     heldout: Tasks | None = None,
     *,
     settings: RunFile | None = None,
-    resume: bool = False,
+    resume: bool | str = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[TrainSettings],
 ) -> TrainingSteps:
@@ -111,7 +111,7 @@ def atrain_steps(
         tasks: as in `atrain`.
         heldout: as in `atrain`.
         settings: as in `atrain`.
-        resume: go on where the run of this name was stopped; the steps are those after it.
+        resume: as in `atrain`; the steps are those after the stop.
         callbacks: as in `atrain`; each gets a step before the loop does, and a reason of one ends training as there.
         options: as in `atrain`.
 

@@ -1,5 +1,6 @@
 """Errors that a user can put right, as one kind of exception."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -9,14 +10,37 @@ from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.errors import UserError
 from lightningbus.tasks.errors import TaskFileError
 
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)(?: ([A-Z]{2,})\b)?")
+_IN_PYTHON = re.compile(r" \(in Python [^)]*\)")
+
 
 @contextmanager
 def as_user_error() -> Iterator[None]:
-    """Raise `UserError` with the same sentence for errors of the bus and of task files, inside the block."""
+    """Raise `UserError` for errors of bus and task files too, inside the block; options are named as in Python."""
     try:
         yield
     except (BusError, TaskFileError, AddressInUseError) as error:
-        raise UserError(str(error)) from error
+        raise UserError(name_as_in_python(str(error))) from error
+    except UserError as error:
+        if (sentence := name_as_in_python(str(error))) == str(error):
+            raise
+        raise UserError(sentence) from error
+
+
+def name_as_in_python(sentence: str) -> str:
+    """Write a command's options as arguments: ``--base-model DIR`` as ``base_model=DIR``; commands in backticks stay.
+
+    Pure.
+    """
+    parts = sentence.split("`")
+    for number in range(0, len(parts), 2):
+        parts[number] = _OPTION.sub(_write_argument, _IN_PYTHON.sub("", parts[number]))
+    return "`".join(parts)
+
+
+def _write_argument(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    return f"{name.replace('-', '_')}={value or 'True'}"
 
 
 def require_package(name: str, extra: str) -> None:

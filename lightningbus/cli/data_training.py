@@ -103,6 +103,7 @@ class DataTraining:
 
     def _build_settings(self, exits: ExitStack, choose: "Callable[[RunHistory], Sequence[Rollout]]") -> Any:
         """Return the settings of a fresh run; rollouts lie in a file until ``exits`` is closed."""
+        from lightningbus.run.settings.hub_models import find_cached_models
         from lightningbus.run.settings.supervised import SupervisedRequest, build_supervised_settings, with_steps
 
         data, model_path = self.data, self.model_path
@@ -116,7 +117,7 @@ class DataTraining:
         request = SupervisedRequest(
             self.name, data, self.config, model_path, self.epochs, self.batch_size, self.lr, self.part, self.beta
         )
-        settings = exit_on_user_error(build_supervised_settings, request)
+        settings = find_cached_models(exit_on_user_error(build_supervised_settings, request))
         assert settings.learner is not None
         return with_steps(settings, exit_on_user_error(_count, settings.learner), self.epochs)
 
@@ -137,16 +138,11 @@ class DataTraining:
 
     def _export(self, run: Path, out: Path) -> None:
         """Write the last version of a run as a model directory."""
-        from lightningbus.export.model_directory import ExportRequest, export_version
-        from lightningbus.run.run_data.run_bus import open_run_bus
-
-        async def work() -> int:
-            # the role of a node may do little else
-            async with open_run_bus(None, str(run), self.command, "inference") as source:
-                return (await export_version(source, ExportRequest(out))).version
+        from lightningbus.export.model_directory import ExportRequest
+        from lightningbus.export.run_export import export_run
 
         with redirect_stdout(sys.stderr):
-            version = run_async(work())
+            version = run_async(export_run(ExportRequest(out), str(run), name=self.command)).version
         print(f"version {version} is in {out}")
 
 
@@ -154,8 +150,11 @@ def _count(learner: "LearnerSettings") -> int:
     """Return the number of demonstrations or pairs; raise `UserError` for data that cannot be trained on."""
     from lightningbus.learner.demonstration_files import read_demonstrations
     from lightningbus.learner.preference_files import read_preferences
+    from lightningbus.run.settings.hub_models import describe_missing_model, is_hub_name
 
     if not (learner.model_path / "config.json").exists():
+        if not learner.model_path.is_dir() and is_hub_name(str(learner.model_path)):
+            raise UserError(f"model_path: {describe_missing_model(learner.model_path)}")
         raise UserError(f"model_path: {learner.model_path} holds no model (no config.json)")
     try:
         with redirect_stdout(sys.stderr):

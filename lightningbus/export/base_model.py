@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
+from lightningbus.run.settings.hub_models import is_hub_name
+
 CARD = "README.md"
 LICENSE_FIELDS = ("license", "license_name", "license_link")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _CACHED = re.compile(r"models--(.+)")
 _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.S)
 
@@ -28,11 +29,6 @@ class BaseModel:
     def is_on_hub(self) -> bool:
         """Whether the name is that of a repository of the Hub."""
         return is_hub_name(self.name)
-
-
-def is_hub_name(name: str) -> bool:
-    """Return whether a name has the form of a repository of the Hub: ``owner/name``."""
-    return _HUB_NAME.fullmatch(name) is not None
 
 
 def read_base_model(directory: Path, name: str | None = None) -> BaseModel:

@@ -15,6 +15,8 @@ from lightningbus.run.results.results import Results
 from lightningbus.schemas.weights.events import WeightManifest
 
 CARD = "README.md"
+NORMAL_95 = 1.96
+"""Half the width of the central 95 % of a normal distribution, in standard deviations."""
 LICENSE_OF_BASE = "that of the base model"
 SERVE = "python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} --port 8000"
 """The server by its module: the CPU build of vLLM has no working `vllm` program."""
@@ -33,12 +35,14 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), ".
 tokenizer = AutoTokenizer.from_pretrained(".")
 """
 CHAT = """\
-messages = [{"role": "user", "content": "what is 12 plus 7 ?"}]
+messages = [{"role": "user", "content": QUESTION}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 """
 TEXT = """\
-inputs = tokenizer("what is 12 plus 7 ?", return_tensors="pt")
+inputs = tokenizer(QUESTION, return_tensors="pt")
 """
+GENERIC_QUESTION = "what is 12 plus 7 ?"
+"""Question of the example where no task is known."""
 GENERATE = """\
 tokens = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=16)
 print(tokenizer.decode(tokens[0][inputs["input_ids"].shape[1] :]))
@@ -63,6 +67,10 @@ class CardFacts:
     has_chat_template: bool
     packages: Mapping[str, str]
     """Versions of the libraries of the run, else of those that exported it."""
+    base_digest: str = ""
+    """Digest of the base model's files as training started; empty: not on record."""
+    question: str = ""
+    """Text of a task that the model was trained on; empty: not known."""
 
 
 def render_card(facts: CardFacts) -> str:
@@ -79,6 +87,7 @@ def render_card(facts: CardFacts) -> str:
         "version": str(manifest.version),
         "training step": str(manifest.step),
         "published": published,
+        **_provenance(facts),
         kind: f"`{digest}`",
         "libraries": ", ".join(f"{name} {number}" for name, number in facts.packages.items()),
     }
@@ -93,6 +102,24 @@ def render_card(facts: CardFacts) -> str:
         *_settings(facts.learner),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _provenance(facts: CardFacts) -> dict[str, str]:
+    """Return rows of what is on record of the training."""
+    rows = {}
+    if facts.learner:
+        rows["algorithm"] = LearnerSettings.model_validate(facts.learner).algorithm.adv_estimator
+    if facts.results is not None and facts.results.rollouts:
+        rows["rollouts of the run"] = f"{facts.results.rollouts:,}"
+    for each in facts.results.evaluations if facts.results is not None else ():
+        if each.version == facts.manifest.version and each.standard_error is not None:
+            half = NORMAL_95 * each.standard_error
+            low, high = each.mean_reward - half, each.mean_reward + half
+            interval = f"{each.mean_reward:.4f} (95 % interval {low:.4f} to {high:.4f}, {each.num_tasks} tasks)"
+            rows[f"held-out reward, {each.label}"] = interval
+    if facts.base_digest:
+        rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
+    return rows
 
 
 def _metadata(facts: CardFacts) -> dict[str, object]:
@@ -127,7 +154,8 @@ def _row(evaluation: Evaluation) -> str:
 def _usage(facts: CardFacts) -> list[str]:
     """Build programs that run without changes in the directory of the model."""
     load = LOAD_ADAPTER.format(base=json.dumps(facts.base.name)) if facts.is_adapter else LOAD
-    question = CHAT if facts.has_chat_template else TEXT
+    program = CHAT if facts.has_chat_template else TEXT
+    question = program.replace("QUESTION", json.dumps(facts.question or GENERIC_QUESTION))
     parts = ["## Use it", "In this directory:", f"```python\n{load}{question}{GENERATE}```"]
     if not facts.is_adapter:
         parts += [f"Or with vLLM's server:\n\n```sh\n{SERVE.format(model='.', dtype=facts.dtype)}\n```"]

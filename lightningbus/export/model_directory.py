@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import shutil
 import tempfile
 from collections import Counter
@@ -16,10 +17,12 @@ from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.export.model_card import CARD, CardFacts, render_card
 from lightningbus.inference.engine.peft import CONFIG, write_directory
 from lightningbus.inference.engine.peft import WEIGHTS as ADAPTERS
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.machine.hardware import read_versions
+from lightningbus.run.results.base_files import MODEL_SUFFIXES, compute_digest, describe_files, read_base_files
 from lightningbus.run.results.best_version import find_best, version_of
-from lightningbus.run.results.results import Results
+from lightningbus.run.results.results import RESULTS, Results
 from lightningbus.run.results.run_record import read_model_path
 from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.run_data.run_bus import RunBus
@@ -28,15 +31,19 @@ from lightningbus.schemas.weights.delta import DeltaError, fingerprint
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked
 from lightningbus.schemas.weights.safetensors_header import parse_tensors, read_header
+from lightningbus.tasks.errors import TaskFileError
+from lightningbus.tasks.task_loading import load_tasks
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 MAX_LORA_RANK = 2**31
 """A directory on disk has no limit of its own; an engine has."""
-MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of data types in a safetensors file, as users know them."""
 PUBLIC_MODE = 0o644
 """File mode of the weights, the same as of the files beside them."""
+MAX_QUESTION_CHARS = 2000
 INDEX = ".index.json"
 """End of the name of a file that lists shards of other weights."""
 
@@ -75,11 +82,18 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
         model = await choose_model_on_bus(request.model, source.bus)
     learner = learners.get(model, {})
     base_model = _find_base_model(source, request, learner)
+    base_files = read_base_files(source.directory.path, model) if source.directory is not None else {}
+    if not request.is_forced:
+        _check_unchanged(base_model, base_files)
     base = read_base_model(base_model, request.base_name)
-    results = Results.read(source.directory.path) if source.directory is not None else None
+    results = _read_results(source, request)
     manifest = await _select_version(WeightRegistry(source.bus, model), model, request, results)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
+    if request.is_best and manifest.version == 0:
+        log.warning(
+            "no trained version has a higher held-out reward than version 0, the model that training began with"
+        )
     if not is_vacant(request.directory):
         raise UserError(f"{request.directory} is not empty: give another directory, or remove it")
     with written_beside(request.directory) as directory:
@@ -89,13 +103,18 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
                 await asyncio.to_thread(
                     _write_model, files, base_model, directory, base if request.is_adapter else None
                 )
-            except (DeltaError, OSError, ValueError) as error:
-                raise UserError(f"version {manifest.version} cannot be exported: {error}") from error
             except BusError as error:
+                if request.is_best and manifest.version == 0:
+                    raise UserError(
+                        f"the best version is 0, the model that training started from, whose files have expired: its "
+                        f"weights are in {base_model}"
+                    ) from error
                 raise UserError(
                     f"version {manifest.version} cannot be exported: {error}; `lightningbus weights list` says which "
                     "versions can be, and `weights.keep_best: true` of the learner keeps the best one"
                 ) from error
+            except (DeltaError, OSError, ValueError) as error:
+                raise UserError(f"version {manifest.version} cannot be exported: {error}") from error
         if manifest.fingerprint and await asyncio.to_thread(fingerprint, directory / WEIGHTS) != manifest.fingerprint:
             raise UserError(f"version {manifest.version} was fetched and is not what was published: export it again")
         facts = CardFacts(
@@ -107,11 +126,28 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
             dtype=_read_dtype(directory / (ADAPTERS if request.is_adapter else WEIGHTS)),
             has_chat_template=_has_chat_template(directory),
             packages=results.packages if results is not None else read_versions(),
+            base_digest=compute_digest(base_files) if base_files else "",
+            question=await asyncio.to_thread(_read_question, learner),
         )
         (directory / CARD).write_text(render_card(facts))
         for path in directory.iterdir():
             path.chmod(PUBLIC_MODE)  # a server may run as another user
     return manifest
+
+
+def _read_results(source: RunBus, request: ExportRequest) -> Results | None:
+    """Read the figures of the run; None where there are none, or they are damaged and only the card would have them."""
+    if source.directory is None:
+        return None
+    try:
+        return Results.read(source.directory.path)
+    except UserError as error:
+        if request.is_best:
+            raise UserError(
+                f"{source.directory.path / RESULTS} is damaged: name a version in place of the best"
+            ) from error
+        log.warning("%s is damaged: the card has no figures of it", source.directory.path / RESULTS)
+        return None
 
 
 async def _select_version(
@@ -151,10 +187,34 @@ def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, 
         raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
     path = request.base_model or Path(str(recorded))
     if request.base_model is None and source.directory is not None:  # the path may be relative to where it was started
-        path = read_model_path(source.directory.path, str(learner.get("model", ""))) or path
+        try:
+            path = read_model_path(source.directory.path, str(learner.get("model", ""))) or path
+        except UserError as error:
+            raise UserError(f"{error}; give --base-model DIRECTORY") from error
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no model (no config.json): give --base-model DIRECTORY")
     return path
+
+
+def _check_unchanged(base_model: Path, recorded: dict[str, str]) -> None:
+    """Raise `UserError` where a base model's files are not those that training started from."""
+    files = describe_files(base_model) if recorded else {}
+    if changed := sorted(name for name in recorded.keys() | files.keys() if recorded.get(name) != files.get(name)):
+        raise UserError(
+            f"{base_model} is not the model that training started from: {', '.join(changed[:3])} changed since; give "
+            "the former one by --base-model DIRECTORY, or --force to take this one"
+        )
+
+
+def _read_question(learner: dict[str, object]) -> str:
+    """Read the text of the first training task, for the card's example; empty where there is none to be read."""
+    try:
+        tasks = LearnerSettings.model_validate(learner).tasks if learner else None
+        value = load_tasks(tasks)[0].input if tasks is not None else ""
+    except (ValueError, OSError, IndexError, TaskFileError):
+        return ""
+    texts = [value] if isinstance(value, str) else list(value.values()) if isinstance(value, dict) else []
+    return max((text for text in texts if isinstance(text, str)), key=len, default="")[:MAX_QUESTION_CHARS]
 
 
 def _read_dtype(weights: Path) -> str:

@@ -1,6 +1,7 @@
 """Keyword arguments become settings of a run file."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 import lightningbus as lb
 from lightningbus import settings
 from lightningbus.api.settings import PATHS, EvaluateSettings, TrainSettings, build_run_settings
+from lightningbus.api.user_errors import name_as_in_python
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import RunSettings
 from tests.commands import ROOT
@@ -64,7 +66,7 @@ def test_sections_take_every_setting_of_a_run_file() -> None:
         ({"max_step": 5}, "max_step: no such setting; did you mean 'max_steps'?"),
         ({"seq_len": 64}, "seq_len: no such setting; write learner={'seq_len': ...}"),
         ({"learner": {"max_step": 5}}, "settings: learner.max_step: no such setting; did you mean 'max_steps'?"),
-        ({"max_steps": "many"}, "settings: learner.max_steps: "),
+        ({"max_steps": "many"}, "max_steps: "),
         ({"runners": 3}, "runners: give a dict of settings, or a list of dicts"),
     ],
 )
@@ -138,7 +140,7 @@ def test_a_whole_run_file_is_taken_in_each_form_and_arguments_win(
     [
         ({"settings": 3}, "settings: give a run file, not a int"),
         ({"settings": "none.yaml"}, "none.yaml cannot be read: "),
-        ({"learner": {"model_path": "m"}}, "settings: runners.0: give either an agent (module:function) or a command"),
+        ({"learner": {"model_path": "m"}}, "agent: give either an agent (module:function) or a command"),
     ],
 )
 def test_what_is_missing_is_named(arguments: dict[str, Any], sentence: str) -> None:
@@ -204,3 +206,37 @@ def classes_in(annotation: Any) -> set[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation}
     return {each for argument in get_args(annotation) for each in classes_in(argument)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"heldout": None}, "^heldout: give tasks that the model is never trained on"),
+        ({"tasks": None}, "^tasks: give the tasks to train on"),
+        ({"model": None}, "^model: it is needed"),
+        ({"agent": None}, "^agent: give either an agent"),
+        ({"agent": "solve"}, "^agent: it is not of the form module:function"),
+        ({"lr": "high"}, "^lr: Input should be a valid number"),
+        ({"learner": {"actor": {"optim": {"lr": "high"}}}}, r"^settings: learner\.actor\.optim\.lr: Input should be"),
+        ({"learning_rate": 1e-5}, "^learning_rate: no such setting; did you mean 'lr'?"),
+        ({"group_size": 0, "concurrency": 0}, "^2 settings are wrong\n  group_size: .*\n  concurrency: "),
+        ({"group_size": 0, "learner": {"nosuch": 1}}, "^settings: 2 settings are wrong\n  group_size: "),
+        ({"resume": True}, "holds no training job to resume: start it without resume=True$"),
+    ],
+)
+def test_an_error_names_the_argument_as_it_was_written(
+    arguments: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = [{"id": "a", "input": 1}]
+    fields = {"agent": "agent:solve", "model": "model", "tasks": row, "heldout": row, **arguments}
+    with pytest.raises(lb.UserError) as refused:
+        lb.train(**fields)
+    assert re.search(sentence, str(refused.value)), refused.value
+
+
+def test_options_of_commands_are_written_as_arguments_and_commands_are_not() -> None:
+    assert name_as_in_python("give --base-model DIRECTORY, or --force") == "give base_model=DIRECTORY, or force=True"
+    assert name_as_in_python("give --sql URL (in Python sql=URL)") == "give sql=URL"
+    unchanged = "`lightningbus train --resume a` goes on -- at once, by a--b"
+    assert name_as_in_python(unchanged) == unchanged

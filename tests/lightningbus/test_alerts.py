@@ -20,6 +20,31 @@ def test_a_sentence_has_its_values() -> None:
     assert all(rule.condition.endswith(".") for rule in ALERT_RULES.values())
 
 
+async def test_an_alert_that_an_earlier_process_left_is_over_when_it_holds_no_more(bus: Bus) -> None:
+    """The next process says so once, and leaves alone what ended before and what another detector says."""
+    gone, back, other = Reason("learner", "no step for 60 s"), Reason("runner", "no runner"), Reason("store", "is gone")
+    earlier = AlertPublisher(bus, "test")
+    await earlier.update({"learner:a": gone, "b": back})
+    await earlier.update({"learner:a": gone})
+    await AlertPublisher(bus, "testing").update({"c": other})
+    for number in range(300):  # more than a page of the stream
+        await earlier.update({"learner:a": gone, f"d{number}": back})
+    await earlier.update({"learner:a": gone})
+    received: asyncio.Queue[Alert] = asyncio.Queue()
+
+    async def receive(message: Msg) -> None:
+        await received.put(decode(Alert, message.data))
+
+    await bus.nc.subscribe(subjects.ALERT, cb=receive)
+    publisher = AlertPublisher(bus, "test")
+    await publisher.restore()
+    for reasons in ({"learner:a": Reason("learner", "no step for 62 s")}, {}, {"e": back}):
+        await publisher.update(reasons)
+    async with asyncio.timeout(HANG_SECONDS):
+        alerts = [await received.get() for _ in range(2)]
+    assert [(alert.reason, alert.resolved) for alert in alerts] == [("no step for 60 s", True), ("no runner", False)]
+
+
 async def test_an_alert_is_published_when_it_begins_and_when_it_is_over(bus: Bus) -> None:
     received: asyncio.Queue[Alert] = asyncio.Queue()
 

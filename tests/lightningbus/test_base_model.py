@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightningbus.export.base_model import is_hub_name, read_base_model
+from lightningbus.export.base_model import read_base_model
+from lightningbus.run.settings.hub_models import is_hub_name
 
 PARTS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.]{0,11}(?:-[A-Za-z0-9_.]{1,6})?\Z")
 

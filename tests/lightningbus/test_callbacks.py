@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from lightningbus.api.train_result import TrainResult
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Step
 from lightningbus.run.results.best_version import has_stopped_improving
-from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.schemas import fleet
 from tests import seed_store

@@ -107,18 +107,32 @@ def test_a_child_that_dies_young_is_given_up_and_one_that_had_settled_or_lost_th
     assert RestartPolicy().next_delay(2, 60.0) is None, "it said itself that it cannot go on"
 
 
-def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(tmp_path: Path) -> None:
+def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     earlier = RunDirectory(tmp_path / "demo").create()
     (earlier.path / "summary.json").write_text("{}")
     with RunDirectory(tmp_path / "demo").lock(fresh=True) as fresh:
         assert not (fresh.path / "summary.json").exists()
-        assert [path.name for path in tmp_path.glob("demo-*/summary.json")] == ["summary.json"]
+        (aside,) = tmp_path.glob("demo-*/summary.json")
+        assert f"run 'demo' was there already: its directory is {aside.parent} now" in caplog.text
         assert fresh.read_endpoints() is None
         fresh.write_endpoints(Endpoints(os.getpid(), "nats://127.0.0.1:1"))
         latest = RunDirectory.latest(tmp_path)
         assert latest is not None and latest.read_endpoints() == fresh.read_endpoints()
         fresh.write_endpoints(Endpoints(2**22 + 1, "nats://127.0.0.1:1"))
         assert fresh.read_endpoints() is None, "of a process that is gone"
+
+
+def test_a_run_that_is_moved_aside_replaces_none(tmp_path: Path) -> None:
+    """Two directories may have the same time, as copies have."""
+    for name in ("first", "second"):
+        run = RunDirectory(tmp_path / "demo").create()
+        (run.path / f"{name}.json").write_text("{}")
+        os.utime(run.path, (1e9, 1e9))
+        with run.lock(fresh=True):
+            pass
+    assert len(list(tmp_path.glob("demo-*/first.json"))) == len(list(tmp_path.glob("demo-*/second.json"))) == 1
 
 
 async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(

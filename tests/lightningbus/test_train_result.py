@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from lightningbus.api.evaluation_result import EvaluationResult
+from lightningbus.api.train_result import TrainResult
 from lightningbus.run.display.terminal import render_text
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes
 from lightningbus.run.evaluation.pass_at_k import estimate_pass_at_k
 from lightningbus.run.results import reward_picture
 from lightningbus.run.results.results import Results
-from lightningbus.run.results.train_result import TrainResult, evaluations_table, find_warnings
+from lightningbus.run.results.train_result import evaluations_table, find_warnings
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.whole_file import write_whole
 from tests.lightningbus.test_train_job import evaluation, job_of
@@ -110,8 +111,10 @@ def test_an_evaluation_by_itself_shows_pass_at_k(tmp_path: Path) -> None:
     greedy = evaluation("greedy", 0, 0.5).model_copy(update={"pass_at": estimate_pass_at_k([1, 1], [0, 1])})
     sampled = evaluation("sampled", 0, 0.5).model_copy(update={"pass_at": estimate_pass_at_k([4, 4], [1, 4])})
     result = EvaluationResult(tmp_path, {"greedy": greedy, "sampled": sampled})
-    assert [row["pass@2"] for row in result.table()] == [None, "0.75 ± 0.25"]
-    assert result.table()[1]["pass@4"] == "1.00 ± 0.00" and "pass@4" in repr(result)
+    table = result.table()
+    assert table.column("pass@2") == [None, 0.75] and table[1]["pass@2_standard_error"] == pytest.approx(0.25)
+    assert table[1]["pass@4"] == 1.0
+    assert "1.00 ± 0.00" in repr(result) and "pass@4_standard_error" not in repr(result)
     assert not [name for name in EvaluationResult(tmp_path, {"greedy": greedy}).table().columns if "pass" in name]
     doubtful = EvaluationResult(tmp_path, {"sampled": sampled.model_copy(update={"pass_note": note})})
     for text in (repr(doubtful), doubtful._repr_html_()):
@@ -132,6 +135,22 @@ def test_pass_at_k_is_the_share_of_choices_of_k_answers_with_a_right_one() -> No
         assert estimate.standard_error == pytest.approx(stdev(shares) / sqrt(len(shares)))
     assert estimate_pass_at_k([], []) == {} and estimate_pass_at_k([0], [0]) == {}
     assert estimate_pass_at_k([1], [1])[1].standard_error is None
+
+
+def test_evaluations_are_a_table_and_a_data_frame_of_numbers(tmp_path: Path) -> None:
+    first, last = evaluation("greedy", 0, 0.25), evaluation("hard-sampled", 5, 0.5)
+    last = last.model_copy(update={"pass_at": estimate_pass_at_k([2, 2], [1, 2])})
+    result = TrainResult(tmp_path, FIGURES, [first, last])
+    assert [(row["evaluation"], row["version"], row["mean_reward"]) for row in result.table()] == [
+        ("greedy", 0, 0.25),
+        ("hard-sampled", 5, 0.5),
+    ]
+    frame = result.df()
+    assert list(frame["pass@2"].dropna()) == [1.0] and frame["mean_reward"].dtype == float
+    assert list(frame.columns) == list(result.table().columns)
+    alone = EvaluationResult(tmp_path, {"greedy": first})
+    assert list(alone.df()["sampling"]) == ["greedy"] and "pass@2" not in alone.df().columns
+    assert TrainResult(tmp_path, FIGURES, []).df().empty
 
 
 @pytest.mark.parametrize("share", [None, 0.5, 1.0])

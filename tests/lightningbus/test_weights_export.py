@@ -20,6 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner, Result
 
+from lightningbus.api.train_result import TrainResult
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.bus.security.credentials import Credentials
@@ -29,9 +30,11 @@ from lightningbus.cli.app import app
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.weights import WeightSettings
+from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.pinned_version import VersionPins
 from lightningbus.run.machine.hardware import read_hardware, read_versions
+from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.results import Results
 from lightningbus.run.run_directory.directory import RunDirectory
@@ -176,6 +179,16 @@ async def test_files_beside_the_weights_are_those_of_the_model_that_was_trained(
     assert {path.stat().st_mode & 0o777 for path in Path("out").iterdir()} == {0o644}, "a server is another user"
     refused = await export("--run", run.directory, 0, code=2)
     assert "give a version and a directory" in refused.stderr
+    result = TrainResult(run.directory, {}, [])
+    assert result.export("from-python") == 0, "in an event loop, as in a notebook"
+    assert Path("from-python", "model.safetensors").read_bytes() == Path("out", "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"version 7"):
+        await result.aexport("other", 7)
+    with pytest.raises(UserError, match="no held-out reward of model 'policy' is known here"):
+        await result.aexport("other", best=True)
+    with pytest.raises(UserError, match="give version= or best=True, not both"):
+        result.export("other", 0, best=True)
+    assert not Path("other").exists()
 
 
 @pytest.mark.long
@@ -245,6 +258,10 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
         4: "yes", 3: "yes", 2: "no: its files have expired", 1: "yes", 0: "no: its files have expired",
     }  # fmt: skip
     assert "version 1 is in" in (await export("--run", run.directory, "--best", tmp_path / "best")).stdout
+    assert (
+        "| held-out reward, sampled | 0.7000 (95 % interval 0.5040 to 0.8960, 2 tasks) |"
+        in (tmp_path / "best" / "README.md").read_text()
+    )
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == run.files[1].read_bytes()
     card = (tmp_path / "best" / "README.md").read_text()
     assert "| 1 | sampled | 0.7000 |" in card and "mean reward" in card and "accuracy" not in card
@@ -252,6 +269,37 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
     assert "version 2 cannot be exported: " in refused.stderr and "weights.keep_best: true" in refused.stderr
     refused = await export("--run", run.directory, 2, tmp_path / "gone", "--best", code=2)
     assert "give a version or --best, not both" in refused.stderr and not (tmp_path / "gone").exists()
+
+
+async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(model, base)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "input": {"question": 'why "so" {x}?'}}) + "\n")
+    run = Run(tmp_path / "small", base)
+    run.settings = run.settings.model_copy(update={"tasks": tmp_path / "tasks.jsonl"})
+    (run.directory / "work" / "learner.json").write_text(run.settings.model_dump_json())
+    record_base_models(run.directory, [run.settings])
+    async with run.up("learner") as bus:
+        weights = run.write(load_file(base / "model.safetensors"))
+        await WeightPublisher(bus, run.settings).publish(weights, version=0, epoch=1, step=0)
+    run.results.rollouts = 1234
+    run.add_evaluation("greedy", 0, 0.5)
+    best = await export("--run", run.directory, "--best", tmp_path / "best")
+    assert "version 0 is in" in best.stdout and "no trained version has a higher held-out reward" in caplog.text
+    card = (tmp_path / "best" / "README.md").read_text()
+    assert (
+        json.dumps('why "so" {x}?') in card
+        and "| algorithm | grpo |" in card
+        and "| rollouts of the run | 1,234 |" in card
+    )
+    assert re.search(r"SHA-256 of the base model's file list \| `[0-9a-f]{64}`", card) and str(tmp_path) not in card
+    (base / "tokenizer.json").write_text("{}")
+    refused = await export("--run", run.directory, tmp_path / "other", code=2)
+    assert "is not the model that training started from: tokenizer.json changed since" in refused.stderr
+    assert "version 0 is in" in (await export("--run", run.directory, tmp_path / "kept", "--base-model", model)).stdout
+    await export("--run", run.directory, tmp_path / "forced", "--force")
 
 
 async def test_the_best_version_of_a_run_without_evaluations_is_a_sentence(tmp_path: Path, model: Path) -> None:

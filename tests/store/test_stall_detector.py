@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lightningbus.alerts.publisher import AlertPublisher, Reason
 from lightningbus.bus.client import Bus
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
@@ -202,6 +203,17 @@ async def test_an_alert_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats
             await fleet.wait_for_change()
     await bus.js.purge_stream(subjects.TASKS)
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE resolved", 1)
+
+
+async def test_an_alert_of_an_earlier_start_is_over_when_work_goes_on(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    """The store that raised it ended with its run, which is resumed."""
+    stall = Reason("learner", "no training step for 60 s: the learner is waiting")
+    await AlertPublisher(bus, "stall").update({"learner:policy": stall})
+    store = await asyncio.to_thread(start_store, nats_url)
+    await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE resolved", 1)
+    assert store.sql.query("SELECT reason FROM alerts WHERE resolved").result_rows == [(stall.sentence,)]
 
 
 async def test_a_rollout_that_no_grader_takes_is_an_alert_that_names_the_grader(

@@ -19,7 +19,7 @@ from lightningbus.run.pretrained.catalog import MODELS
 from lightningbus.run.pretrained.folder import provide_folder
 from lightningbus.run.processes.stack import LocalStack, start_stack
 from lightningbus.run.projects.template import make_tasks, read_call_example
-from lightningbus.run.results.train_result import TrainResult, report
+from lightningbus.run.results.train_result import JobResult, report
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import BusSettings, RunSettings
@@ -70,7 +70,7 @@ async def _find_model(model: str) -> Path | None:
     return Path(model).resolve()
 
 
-async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[TrainResult, str]:
+async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[JobResult, str]:
     """Train, and return the run's result and one of its rollouts."""
     work = directory.path / "work"
     settings, learner, heldout = build_settings(job, work)
@@ -93,7 +93,7 @@ def _write_tasks(job: DemoConfig, work: Path) -> None:
 
 async def _make_and_train(
     job: DemoConfig, stack: LocalStack, settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings
-) -> TrainResult:
+) -> JobResult:
     """Make tasks, then the small model while the other processes start, and train it."""
     tasks = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", learner.model_path.parent]
     await stack.or_child_failure(_python(stack, "problems.py", tasks))

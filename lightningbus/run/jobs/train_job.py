@@ -31,14 +31,16 @@ from lightningbus.run.preflight.process import run_checks_apart
 from lightningbus.run.processes.members import is_extra_runner
 from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best, has_stopped_improving, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import COUNTS, UNFINISHED, Results
 from lightningbus.run.results.reward_picture import draw_rewards
 from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
-from lightningbus.run.results.train_result import TrainResult
+from lightningbus.run.results.train_result import JobResult
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import query_row
@@ -57,7 +59,7 @@ async def run(
     resume: bool = False,
     rounds: RoundRunner | None = None,
     callbacks: Sequence[Callback] = (),
-) -> TrainResult:
+) -> JobResult:
     """Run a job by itself, on its own bus or the one its settings name, to its end; prints nothing at the end.
 
     Before anything starts, all is checked as by a dry run. ``resume``: go on where the run of this name was stopped, in
@@ -73,6 +75,8 @@ async def run(
         with directory.opened(fresh=not resume):
             if not resume:
                 write_record(directory.path, description)
+                record_base_models(directory.path, job.learners)
+            record_settings(directory, settings)
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:
                 return await train(stack, settings, job.learners, job.eval, None, rounds, callbacks)
@@ -95,7 +99,7 @@ async def train(
     ready: Awaitable[object] | None,
     rounds: RoundRunner | None = None,
     callbacks: Sequence[Callback] = (),
-) -> TrainResult:
+) -> JobResult:
     """Run a job on a bus that is up; its figures lie in the run's directory too, and are the start of a resumed one.
 
     The first of ``learners`` trains the model that agents call by name. ``ready``: what else has to be there before
@@ -124,7 +128,7 @@ class _Training:
         self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
         self._callbacks = CallbackCaller(callbacks, self._results.run)
 
-    async def run(self, ready: Awaitable[object] | None) -> TrainResult:
+    async def run(self, ready: Awaitable[object] | None) -> JobResult:
         """See `train`."""
         results, learner = self._results, self._learners[0]
         sets = [
@@ -172,7 +176,7 @@ class _Training:
         await self._keep_budget()  # the seconds of all phases are known now
         results.is_finished = True
         results.write(self._stack.directory.path)
-        return TrainResult(self._stack.directory.path, results.to_figures(), results.evaluations)
+        return JobResult(self._stack.directory.path, results.to_figures(), results.evaluations)
 
     @contextlib.asynccontextmanager
     async def _phase(self, name: str, headline: str) -> AsyncIterator[None]:

@@ -4,18 +4,24 @@ The supervisor runs this check, because a dead role cannot report itself.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from nats.errors import Error as NatsError
+
 from lightningbus.alerts.presence import Presence
 from lightningbus.alerts.publisher import AlertPublisher, Reason
 from lightningbus.alerts.table import ABSENT_SECONDS, START_SECONDS, describe
 from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.run.processes.supervisor import Supervisor
 from lightningbus.schemas.fleet import Heartbeat
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 
@@ -54,9 +60,20 @@ def are_started(pids: Iterable[int | None], members: Sequence[Heartbeat]) -> boo
 class LivenessWatch:
     """Publishes an alert when a child of the supervisor is absent, and again when it is back."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, supervisor: Supervisor, on_started: Callable[[], None]) -> None:
-        """Watch the children of a supervisor; ``on_started`` is called once, when every child has started."""
-        self._fleet, self._supervisor = fleet, supervisor
+    def __init__(
+        self,
+        bus: Bus,
+        fleet: Fleet,
+        supervisor: Supervisor,
+        on_started: Callable[[], None],
+        *,
+        owns_bus: bool = False,
+    ) -> None:
+        """Watch the children of a supervisor; ``on_started`` is called once, when every child has started.
+
+        ``owns_bus``: no other supervisor is on the bus, so that open alerts there are of an earlier start of the run.
+        """
+        self._fleet, self._supervisor, self._owns_bus = fleet, supervisor, owns_bus
         self._on_started, self._has_started = on_started, False
         self._liveness = ProcessLiveness(START_SECONDS, ABSENT_SECONDS)
         self._absent: dict[str, str] = {}
@@ -70,7 +87,12 @@ class LivenessWatch:
         return {"state": "watching", "status": detail}
 
     async def run(self) -> None:
-        """Watch for ever."""
+        """Watch for ever; alerts of an earlier start are over, once they do not hold any more."""
+        if self._owns_bus:
+            try:
+                await self._alerts.restore()
+            except (NatsError, BusError) as error:
+                log.warning("alerts of an earlier start cannot be read, and stay open: %s", error)
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             roles, pids = self._supervisor.expected(), self._supervisor.pids()

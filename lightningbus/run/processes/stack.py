@@ -38,6 +38,7 @@ from lightningbus.run.run_directory.discovery import (
     find_api_key,
     find_credentials_directory,
 )
+from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.run_file import BusSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.fleet import Heartbeat
@@ -187,7 +188,7 @@ async def start_stack(
         supervisor.watch(bus.raise_failure())
         if server is not None:
             supervisor.watch(server.supervise())
-        liveness = LivenessWatch(bus, fleet, supervisor, directory.make_latest)
+        liveness = LivenessWatch(bus, fleet, supervisor, directory.make_latest, owns_bus=server is not None)
         await exits.enter_async_context(
             bus.heartbeat("supervisor", default_instance_id(directory.path.name), liveness.describe)
         )
@@ -209,6 +210,7 @@ async def up(settings: RunSettings) -> None:
     on_stop_signals(asyncio.get_running_loop(), stop)
     title = f"lightningbus up · {settings.name}"
     with RunDirectory(settings.runs / settings.name).lock() as directory:
+        record_settings(directory, settings)
         async with (
             start_stack(directory, settings.bus, title, settings.policies) as stack,
             stack.trackers(settings, settings.all_learners),

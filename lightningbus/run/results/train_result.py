@@ -23,7 +23,7 @@ FEW_TRAINED, MAX_REASONS = 0.5, 3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TrainResult:
+class JobResult:
     """Result of a training job: its directory, its figures, and every evaluation in order."""
 
     directory: Path
@@ -82,7 +82,7 @@ class TrainResult:
         return render_html(self.render())
 
 
-def report(result: TrainResult) -> None:
+def report(result: JobResult) -> None:
     """Print a job's result to the terminal, and its figures as JSON to a program that reads standard output."""
     console = Console(stderr=True, highlight=False)
     console.print(result.render(), crop=False)  # a command is to be copied whole

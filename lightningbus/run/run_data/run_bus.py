@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +12,15 @@ from lightningbus.bus.embedded.nats_server import STORE_GIB, nats_server
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.secrets import CONF
+from lightningbus.bus.streams.specs import BUCKET
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import BUS_VARIABLE, connect
 from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.schemas import subjects
+
+WEIGHT_STREAMS = (subjects.WEIGHTS, BUCKET)
+"""Streams that hold weight versions and their files."""
 
 
 class RunBus(NamedTuple):
@@ -26,17 +31,19 @@ class RunBus(NamedTuple):
 
 
 @asynccontextmanager
-async def open_bus(url: str | None, run: str | None, name: str) -> AsyncIterator[Bus]:
-    """Open the bus of ``run``, else the one that `connect` finds.
+async def open_bus(
+    url: str | None, run: str | None, name: str, role: str = "client", streams: Sequence[str] = ()
+) -> AsyncIterator[Bus]:
+    """Open the bus of ``run``, else the one that `connect` finds; the arguments are those of `open_run_bus`.
 
     Raises `UserError` where none answers and the latest run has ended with its bus: it can be read by its name.
     """
     async with AsyncExitStack() as exits:
         if run is not None:
-            yield (await exits.enter_async_context(open_run_bus(url, run, name))).bus
+            yield (await exits.enter_async_context(open_run_bus(url, run, name, role, streams))).bus
             return
         try:
-            bus = await exits.enter_async_context(connect(url, name))
+            bus = await exits.enter_async_context(connect(url, name, role))
         except BusError as error:
             if (ended := _find_ended_run(url)) is None:
                 raise
@@ -45,11 +52,13 @@ async def open_bus(url: str | None, run: str | None, name: str) -> AsyncIterator
 
 
 @asynccontextmanager
-async def open_run_bus(url: str | None, run: str | None, name: str, role: str = "client") -> AsyncIterator[RunBus]:
+async def open_run_bus(
+    url: str | None, run: str | None, name: str, role: str = "client", streams: Sequence[str] = ()
+) -> AsyncIterator[RunBus]:
     """Open the bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
 
     If the run has stopped, a server serves the run's files while the block runs, and no other process can use them
-    then. ``name`` and ``role`` are those of the connection.
+    then. ``name`` and ``role`` are those of the connection; ``streams`` are needed of the files.
     Raises `UserError` if there is no such run, `BusError` if its bus cannot be read.
     """
     directory = find_run(run) if url is None or run is not None else None
@@ -61,15 +70,18 @@ async def open_run_bus(url: str | None, run: str | None, name: str, role: str = 
         if directory is None or url is not None:
             bus = await exits.enter_async_context(connect(url, name, role))
         else:
-            address, keys = await exits.enter_async_context(_served(directory))
+            address, keys = await exits.enter_async_context(_served(directory, streams))
             credentials = Credentials.read(keys, role) if keys is not None else None
             bus = await exits.enter_async_context(Bus.connect(address, name, credentials=credentials))
         yield RunBus(bus, directory)
 
 
 @asynccontextmanager
-async def _served(run: RunDirectory) -> AsyncIterator[tuple[str, Path | None]]:
-    """Serve a run's bus, unless it is up; yields its address, and the directory of its users' keys."""
+async def _served(run: RunDirectory, streams: Sequence[str]) -> AsyncIterator[tuple[str, Path | None]]:
+    """Serve a run's bus, unless it is up; yields its address, and the directory of its users' keys.
+
+    Raises `UserError` where keys or one of ``streams`` have been deleted.
+    """
     endpoints = run.read_endpoints()
     if endpoints is not None:
         yield endpoints.bus, Path(endpoints.credentials) if endpoints.credentials else None
@@ -77,10 +89,26 @@ async def _served(run: RunDirectory) -> AsyncIterator[tuple[str, Path | None]]:
     if not run.has_own_bus():
         raise UserError(f"run {run.path.name!r} has no bus of its own: give --bus URL")
     keys = run.credentials if run.credentials.is_dir() else None
+    config = run.path / "bus" / "nats.conf"
+    if keys is None and _names_users(config):
+        raise UserError(f"the keys of run {run.path.name!r} are gone ({run.credentials}): nothing else opens its bus")
+    for stream in streams:
+        if not any((run.path / "bus" / "jetstream").rglob(f"streams/{stream}")):
+            raise UserError(
+                f"the bus of run {run.path.name!r} has lost its stream {stream}: {run.path / 'bus'} is not whole"
+            )
     users = run.credentials.resolve() if (run.credentials / CONF).exists() else None
-    more_mib = _read_more_mib(run.path / "bus" / "nats.conf")
+    more_mib = _read_more_mib(config)
     async with nats_server(run.path / "bus", users=users, more_mib=more_mib) as server:
         yield server.url, keys
+
+
+def _names_users(config: Path) -> bool:
+    """Return whether the run's server knew users, by its configuration."""
+    try:
+        return CONF in config.read_text()
+    except OSError:
+        return False
 
 
 def _read_more_mib(config: Path) -> int:

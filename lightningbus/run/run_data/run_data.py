@@ -188,6 +188,11 @@ def _find_store(run: RunDirectory | None) -> str | Path:
     if isinstance(own_store, str):
         return own_store
     place = run_blocking(_find_store_on_bus()) or own_store
+    if place is None and run is not None:
+        raise NoStoreError(
+            f"run {run.path.name!r} has no data in {run.store}, and no store is running: give --sql URL (in Python "
+            "sql=URL)"
+        )
     if place is None:
         raise NoStoreError(NO_STORE)
     return place

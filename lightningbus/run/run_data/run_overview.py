@@ -12,7 +12,7 @@ from lightningbus.run.run_data.training_record import choose_state, read_trainin
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.disk_usage import measure_disk_bytes
 from lightningbus.run.run_directory.labels import Labels, read_labels
-from lightningbus.run.run_directory.lookup import list_run_names
+from lightningbus.run.run_directory.lookup import find_missing_parts, list_run_names
 from lightningbus.run.run_directory.occupancy import is_up
 from lightningbus.run.run_directory.run_times import find_started_at
 from lightningbus.store.ui.run_state import RunState
@@ -82,13 +82,18 @@ def _describe(run: RunDirectory, labels: Labels, problem: str) -> RunOverview:
         tags=labels.tags,
         note=labels.note,
         is_archived=labels.is_archived,
-        problem=problem or training.problem,
+        problem=problem or training.problem or _describe_missing(run),
         seconds=None if results is None else round(results.seconds, 1),
         steps=training.steps,
         max_steps=training.max_steps,
         reward=None if results is None else results.reward,
         heldout=None if results is None else find_last_heldout(results.evaluations),
     )
+
+
+def _describe_missing(run: RunDirectory) -> str:
+    missing = find_missing_parts(run.path)
+    return f"{run.path} is not whole: it lacks {', '.join(missing)}" if missing else ""
 
 
 def _read_labels(directory: Path) -> tuple[Labels, str]:

@@ -1,10 +1,10 @@
 """The directory of a run: its data, and the addresses of its servers while it is up."""
 
 import json
+import logging
 import os
 import re
 import shlex
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +18,8 @@ from lightningbus.bus.directory_lock import DirectoryInUseError, lock_directory
 from lightningbus.bus.errors import BusError
 from lightningbus.run.run_directory.labels import read_labels
 from lightningbus.schemas.ids import LATEST
+
+log = logging.getLogger(__name__)
 
 PARTS = ("logs", "bus", "store", "checkpoints", "work")
 LOCKED_PARTS = ("bus", "store", "checkpoints")
@@ -141,10 +143,12 @@ class RunDirectory:
             yield
 
     def _move_aside(self) -> None:
-        moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.path.stat().st_mtime))
-        aside = self.path.with_name(f"{self.path.name}-{moment}")
-        shutil.rmtree(aside, ignore_errors=True)
+        """Rename the directory by its time, and tell where it is; a directory that has that name is kept."""
+        seconds = self.path.stat().st_mtime
+        while (aside := self.path.with_name(f"{self.path.name}-{_format_time(seconds)}")).exists():
+            seconds += 1
         self.path.rename(aside)
+        log.warning("run %r was there already: its directory is %s now", self.path.name, aside)
 
     def log(self, role: str) -> Path:
         """Return the path of a role's log file."""
@@ -241,6 +245,10 @@ class RunDirectory:
         except (OSError, ValueError, RecursionError) as error:
             raise BusError(f"{path} cannot be read ({error}): start the run again, or give --bus") from error
         return endpoints if _alive(endpoints.pid) else None
+
+
+def _format_time(seconds: float) -> str:
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
 
 
 def _alive(pid: int) -> bool:

@@ -7,6 +7,9 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.directory import PARTS, RUNS, RunDirectory
 from lightningbus.schemas.ids import LATEST
 
+MIN_PARTS = 2
+"""Parts by which a directory is known as a run's; one alone may be somebody's own directory."""
+
 
 def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
     """Find a run by its name in ``runs`` or its directory, or the latest for None; None where there is no latest.
@@ -52,13 +55,19 @@ def find_changeable_run(name: str, runs: Path = RUNS) -> RunDirectory:
 
 
 def list_run_names(runs: Path = RUNS) -> list[str]:
-    """List the names of the runs that lie in a directory whole; links and other directories are left out."""
+    """List the names of the runs that lie in a directory; links and other directories are left out."""
     return [path.name for path in sorted(runs.glob("[!.]*")) if not path.is_symlink() and _has_parts(path)]
 
 
+def find_missing_parts(path: Path) -> list[str]:
+    """List the parts that a run's directory lacks, because somebody has deleted them; none of a whole one."""
+    return [part for part in PARTS if not (path / part).is_dir()]
+
+
 def _has_parts(path: Path) -> bool:
+    """Return whether a directory is that of a run, though some of its parts may have been deleted."""
     try:
-        return all((path / part).is_dir() for part in PARTS)
+        return len(find_missing_parts(path)) <= len(PARTS) - MIN_PARTS
     except PermissionError:  # it belongs to another user
         return False
 
@@ -74,4 +83,5 @@ def find_run_id(run: str) -> str:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "store").is_dir()
+    """Return whether a directory has the data of a run, or its versions alone: parts of it may have been deleted."""
+    return (path / "store").is_dir() or (path / "bus").is_dir()

@@ -1,5 +1,6 @@
 """The run file: a whole run in one YAML file, as `lightningbus up -c run.yaml` reads it."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
@@ -224,7 +225,12 @@ def load_run_settings(path: Path) -> RunSettings:
 
 def load_run_fields(path: Path) -> dict[str, Any]:
     """Read the fields of a run file, with each role's environment variables, unvalidated; raises `UserError`."""
-    fields = load_fields(path)
+    return with_environment(load_fields(path))
+
+
+def with_environment(fields: "Mapping[str, Any]") -> dict[str, Any]:
+    """Merge each role's environment variables into its section; raises `UserError` for a wrong variable."""
+    fields = dict(fields)
     warn_about_variables(dict(ROLE_SECTIONS.values()))
     for section, (role, kind) in ROLE_SECTIONS.items():
         if (value := fields.get(section)) is None:  # the role is not started here
@@ -253,11 +259,16 @@ def load_fields(path: Path) -> dict[str, Any]:
 
 
 def validate_settings(
-    kind: type[M], fields: "Mapping[str, Any]", source: str, origins: "Mapping[str, str] | None" = None
+    kind: type[M],
+    fields: "Mapping[str, Any]",
+    source: str,
+    origins: "Mapping[str, str] | None" = None,
+    names: "Mapping[str, str] | None" = None,
 ) -> M:
     """Validate fields as settings; raises `UserError` naming every wrong field.
 
     ``origins``: the flag or variable that gave a field such as ``actor.optim.lr``, if it was not ``source``.
+    ``names``: the argument of a Python function by the field that it gives, which stands for it in a sentence.
     """
     try:
         return kind.model_validate(fields)
@@ -266,15 +277,30 @@ def validate_settings(
             ": ".join(filter(None, (".".join(map(str, entry["loc"])), _explain(kind, entry))))
             for entry in error.errors()
         ]
+        renamed = [name_argument(problem, names or {}) for problem in problems]
+        if renamed != problems:
+            source = "" if all(map(str.__ne__, renamed, problems)) else source
+            raise UserError(describe_problems(source, renamed)) from error
         sources = [find_source(problem, origins or {}) or source for problem in problems]
         raise UserError(describe_problems(", ".join(dict.fromkeys(sources)), problems)) from error
 
 
 def describe_problems(source: str, problems: "Sequence[str]") -> str:
-    """Describe the errors of a settings file: a sentence for one, a line each for several."""
+    """Describe the errors of a settings file: a sentence for one, a line each for several. ``source`` may be empty."""
+    before = f"{source}: " if source else ""
     if len(problems) == 1:
-        return f"{source}: {problems[0]}"
-    return "\n  ".join((f"{source}: {len(problems)} settings are wrong", *problems))
+        return f"{before}{problems[0]}"
+    return "\n  ".join((f"{before}{len(problems)} settings are wrong", *problems))
+
+
+def name_argument(problem: str, names: "Mapping[str, str]") -> str:
+    """Replace the field that a sentence begins with by the argument which gives it; ``runners.3`` is like the first.
+
+    Pure.
+    """
+    field, colon, rest = problem.partition(": ")
+    name = names.get(re.sub(r"\.\d+(?=\.|$)", "", field)) if colon else None
+    return problem if name is None else f"{name}: {rest}"
 
 
 def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:

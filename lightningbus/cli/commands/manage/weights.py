@@ -19,7 +19,7 @@ from lightningbus.cli.options import BusOption, JsonOption, RunBusOption, check_
 from lightningbus.cli.output import print_result
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.model_choice import choose_model_on_bus
-from lightningbus.run.run_data.run_bus import open_bus
+from lightningbus.run.run_data.run_bus import WEIGHT_STREAMS, open_bus
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
@@ -35,6 +35,13 @@ app.command()(export)
 What = Literal["approved", "revoked", "pinned", "unpinned"]
 VersionArgument = Annotated[int, typer.Argument(min=0, help="number of the version, as `list` shows it")]
 ModelOption = Annotated[str | None, typer.Option(help="name of the model [default: the only one on the bus]")]
+RunDecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        help="run whose version is meant, by name or directory; it may have ended [default: the bus that is up]",
+    ),
+]
 ReasonOption = Annotated[str, typer.Option(help="reason to record with the decision")]
 
 
@@ -50,7 +57,7 @@ def list_(
     _check_model(model)
 
     async def look() -> tuple[str, list[dict[str, object]]]:
-        async with open_bus(bus, run, "weights") as at:
+        async with open_bus(bus, run, "weights", streams=WEIGHT_STREAMS) as at:
             chosen = await choose_model_on_bus(model, at)
             releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
             release, rows = await releases.refresh(), dict[int, dict[str, object]]()
@@ -77,7 +84,7 @@ def show_(version: VersionArgument, model: ModelOption = None, run: RunBusOption
     _check_model(model)
 
     async def look() -> dict[str, object]:
-        async with open_bus(bus, run, "weights") as at:
+        async with open_bus(bus, run, "weights", streams=WEIGHT_STREAMS) as at:
             chosen = await choose_model_on_bus(model, at)
             releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
             release, manifests = await releases.refresh(), await releases.manifests_of(version)
@@ -100,30 +107,43 @@ def revoke(
     version: VersionArgument,
     reason: Annotated[str, typer.Option(help="reason to record with the decision")],
     model: ModelOption = None,
+    run: RunDecisionOption = None,
     bus: BusOption = None,
 ) -> None:
     """Forbid nodes to serve a version. Nodes that serve it go back to the newest one before it."""
-    _decide("revoked", version, model, bus, reason)
+    _decide("revoked", version, model, run, bus, reason)
 
 
 @app.command()
 def approve(
-    version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None
+    version: VersionArgument,
+    reason: ReasonOption = "",
+    model: ModelOption = None,
+    run: RunDecisionOption = None,
+    bus: BusOption = None,
 ) -> None:
     """Allow nodes to serve a version, even a revoked one."""
-    _decide("approved", version, model, bus, reason)
+    _decide("approved", version, model, run, bus, reason)
 
 
 @app.command()
-def pin(version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
+def pin(
+    version: VersionArgument,
+    reason: ReasonOption = "",
+    model: ModelOption = None,
+    run: RunDecisionOption = None,
+    bus: BusOption = None,
+) -> None:
     """Make all nodes serve exactly this version, until it is unpinned."""
-    _decide("pinned", version, model, bus, reason)
+    _decide("pinned", version, model, run, bus, reason)
 
 
 @app.command()
-def unpin(reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
+def unpin(
+    reason: ReasonOption = "", model: ModelOption = None, run: RunDecisionOption = None, bus: BusOption = None
+) -> None:
     """Remove the pin: nodes follow the newest version again."""
-    _decide("unpinned", None, model, bus, reason)
+    _decide("unpinned", None, model, run, bus, reason)
 
 
 @app.command()
@@ -141,11 +161,11 @@ def repair(model: ModelOption = None, bus: BusOption = None) -> None:
     print(f"messages removed: {len(removed)}")
 
 
-def _decide(what: What, version: int | None, model: str | None, bus: str | None, reason: str) -> None:
+def _decide(what: What, version: int | None, model: str | None, run: str | None, bus: str | None, reason: str) -> None:
     _check_model(model)
 
     async def work() -> int:
-        async with connect(bus, "weights", "admin") as at:
+        async with open_bus(bus, run, "weights", "admin", WEIGHT_STREAMS) as at:
             chosen = await choose_model_on_bus(model, at)
             releases = WeightRegistry(at, chosen)
             before = await releases.refresh()

@@ -54,19 +54,14 @@ def export(
         check_names(model=model)
     with require_extra("learner"):
         from lightningbus.export.hub import push_to_hub as push
-        from lightningbus.export.model_directory import ExportRequest, export_version
-        from lightningbus.run.run_data.run_bus import open_run_bus
+        from lightningbus.export.model_directory import ExportRequest
+        from lightningbus.export.run_export import export_run
 
     request = ExportRequest(
         directory, version, model, base_model, base_name, is_adapter=adapter, is_best=best, is_forced=force
     )
-
-    async def work() -> int:
-        async with open_run_bus(bus, run, "weights export", "inference") as source:  # that role may do little else
-            return (await export_version(source, request)).version
-
     with redirect_stdout(sys.stderr):  # progress of libraries is no result
-        exported = run_async(work())
+        exported = run_async(export_run(request, run, bus)).version
     print(f"version {exported} is in {directory}")
     if push_to_hub is not None:
 

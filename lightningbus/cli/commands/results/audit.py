@@ -15,6 +15,7 @@ from lightningbus.cli.options import (
     JsonOption,
     RunOption,
     SqlOption,
+    exit_on_user_error,
     require_extra,
     run_async,
     with_sql_client,
@@ -52,7 +53,7 @@ def audit(
     with require_extra("store"):
         from lightningbus.run.run_data.run_names import check_run
         from lightningbus.store.reports import REPORTS
-    definition, run_id = REPORTS["audit"], find_run_id(run)
+    definition, run_id = REPORTS["audit"], exit_on_user_error(find_run_id, run)
 
     def answer(client: Any) -> ResultTable:
         if run_id:

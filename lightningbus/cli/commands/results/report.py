@@ -116,7 +116,7 @@ def report(
     if name == COMPARISON:
         result = exit_on_user_error(_compare, ask, arguments, run)
     else:
-        result = ask(run, find_run_id(run), arguments)
+        result = ask(run, exit_on_user_error(find_run_id, run), arguments)
     if plot is not None and definition.plot is not None:
         with require_extra("demo"):
             from lightningbus.run.results.plot import plot_report
@@ -161,7 +161,7 @@ def _write_html(path: Path, name: str | None, run: str, sql: str | None, databas
     with require_extra("demo"):
         from lightningbus.run.results.html_report import write_report
         from lightningbus.run.run_data.run_names import check_run
-    which = find_run_id(run) if latest is None else latest.run_id
+    which = exit_on_user_error(find_run_id, run) if latest is None else exit_on_user_error(lambda: latest.run_id)
 
     def write(client: Any) -> None:
         check_run(client, which)

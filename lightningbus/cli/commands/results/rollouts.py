@@ -11,6 +11,7 @@ from lightningbus.cli.options import (
     DatabaseOption,
     JsonOption,
     SqlOption,
+    exit_on_user_error,
     require_extra,
     run_async,
     with_sql_client,
@@ -60,7 +61,7 @@ def tail(
         with_sql_client(None, "lightningbus", lambda client: None, run)  # refuses a run that the store does not know
     elif not is_bus_given and named is not None and named.read_endpoints() is None:
         exit_with(f"run {run!r} is not up, so nothing of it ends: `lightningbus query --run {run}` asks its store")
-    run_async(tail_rollouts(bus, find_run_id(run), outcome, as_json, count, named))
+    run_async(tail_rollouts(bus, exit_on_user_error(find_run_id, run), outcome, as_json, count, named))
 
 
 @app.command()
@@ -100,7 +101,7 @@ def export(
     if prompts and out.suffix != ".jsonl":
         exit_with(f"{out}: the name must end in .jsonl for --prompts")
     writer = work.write_prompts if prompts else writers[out.suffix]
-    run_id = find_run_id(run) if run is not None else None
+    run_id = exit_on_user_error(find_run_id, run) if run is not None else None
 
     def write(client: Any) -> int:
         history = RunHistory.open(client, run_id, model)

@@ -53,7 +53,7 @@ def replay(
     with require_extra("learner"):
         from lightningbus.analysis import replay as work
 
-    run_id = find_run_id(run) if run is not None else None
+    run_id = exit_on_user_error(find_run_id, run) if run is not None else None
     if train is not None:
         from rich.progress import Progress
 

@@ -15,10 +15,22 @@ from lightningbus.cli.options import (
     run_async,
     run_until_signal,
 )
+from lightningbus.run.errors import exit_with
 
 
 def train(
-    config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="with --resume: run to continue, by name or directory [default: -c's]"),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="run file with a learner and held-out tasks; with NAME it wins over the run's own settings",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="only check the run file, servers, model, engine and agent; run the agent once"),
@@ -44,10 +56,19 @@ def train(
     from lightningbus.run.preflight.memory_check import Target
     from lightningbus.run.results.run_record import identify_record
     from lightningbus.run.results.train_result import report
+    from lightningbus.run.run_directory.recorded_settings import load_named_run
+    from lightningbus.run.settings.hub_models import find_cached_models
     from lightningbus.run.settings.run_file import load_run_settings
 
-    settings = exit_on_user_error(load_run_settings, config)
-    job = exit_on_user_error(job_checks.parse_job, settings, str(config))
+    if name is not None and not resume:
+        exit_with(f"{name}: a run is continued by `lightningbus train --resume {name}`; a run file is given by -c")
+    if name is not None:
+        settings = exit_on_user_error(load_named_run, name, config)
+    elif config is not None:
+        settings = find_cached_models(exit_on_user_error(load_run_settings, config))
+    else:
+        exit_with("give a run file by -c, or --resume with the name of a run")
+    job = exit_on_user_error(job_checks.parse_job, settings, str(config or name))
 
     rounds = None
     if settings.optimizes_in_turns:
@@ -71,7 +92,8 @@ def train(
     def advise() -> str:
         if not resume and identify_record(directory) == earlier:
             return ": nothing had started, and no run was changed"
-        return f": lightningbus train --resume -c {config} goes on"
+        where = [*([name] if name is not None else []), *([f"-c {config}"] if config is not None else [])]
+        return f": lightningbus train --resume {' '.join(where)} goes on"
 
     work = train_job.run(settings, job, resume=resume, rounds=rounds)
     report(run_async(run_until_signal(work, advise)))
