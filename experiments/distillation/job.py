@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -18,8 +19,12 @@ SHARE = 0.95
 """Target of every run, as a share of the teacher's accuracy."""
 SFT_LR, SFT_BATCH = 1e-3, 16
 COSINE = {"lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}
-TEACHER_OPTIM: dict[str, Any] = {"lr": 5e-4, **COSINE}
+CHATS_OPTIM: dict[str, Any] = {"lr": 5e-4, **COSINE}
+CHATS_EPOCHS = 8
 STATES_AGENT = "lightningbus.tasks.recorded_prompts:answer"
+FIRST_RIGHT = """
+SELECT execution_id FROM rollouts WHERE mode = 'train' AND reward = 1 ORDER BY ended_at LIMIT 1 BY task_id LIMIT 256
+"""
 # The rollouts of training that had ended when the version was made.
 SPENT = """
 SELECT s.version AS version, countIf(r.ended_at <= s.ended_at) AS rollouts,
@@ -45,6 +50,7 @@ class Arm:
 
 
 REWARDED: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 2e-4, **COSINE}}}
+POLISHED: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 1e-4, **COSINE}}}
 TAUGHT: dict[str, Any] = {
     "actor": {"ppo_epochs": 4, "optim": {"lr": 2.5e-4, "lr_warmup_steps": 3, **COSINE}},
     "algorithm": {"adv_estimator": "reinforce_plus_plus"},  # it takes groups of one; without rewards it is idle
@@ -55,7 +61,7 @@ ARMS = {
     "rewards": Arm(8, 8, 72, REWARDED, every=4),
     "teacher": Arm(16, 1, 52, TAUGHT, every=4),
     "states": Arm(16, 1, 52, {**TAUGHT, "agent": "states"}, every=4),
-    "answers, then rewards": Arm(8, 8, 72, REWARDED, every=4, num_chats=96),
+    "answers, then rewards": Arm(16, 4, 72, POLISHED, every=4, num_chats=96),
 }
 
 
@@ -105,7 +111,7 @@ class Job:
         lines = [json.loads(line) for line in self.tasks.read_text().splitlines()]
         chats = [json.dumps({"messages": build_chat(line["input"]["question"])}) + "\n" for line in lines]
         self._chats.write_text("".join(chats))
-        self.imitate("teacher", [self._chats, "--model-path", self.model], self.teacher, 8, TEACHER_OPTIM)
+        self.imitate("teacher", [self._chats, "--model-path", self.model], self.teacher, CHATS_EPOCHS, CHATS_OPTIM)
 
     def imitate(self, name: str, data: list[Any], out: Path, epochs: int, optim: dict[str, Any] | None = None) -> float:
         """Train on answers by ``lightningbus sft``; return its seconds, all of them."""
@@ -127,9 +133,12 @@ class Job:
         arm, model, seconds_before = ARMS[name], self.model, 0.0
         if arm.num_chats:
             model, few = self._work / "warm", self._work / "few.jsonl"
+            shutil.rmtree(model, ignore_errors=True)  # of an experiment that was stopped
             chats = self._chats.read_text().splitlines(keepends=True)
             few.write_text("".join(random.Random(self._seed).sample(chats, arm.num_chats)))
-            seconds_before = self.imitate("warm-sft", [few, "--model-path", self.model], model, epochs=2)
+            seconds_before = self.imitate(
+                "warm-sft", [few, "--model-path", self.model], model, CHATS_EPOCHS, CHATS_OPTIM
+            )
         run = name.split(",", maxsplit=1)[0]
         settings = self._settings(run, arm, model)
         result = lb.train(settings=settings, callbacks=[Target(target)])
@@ -177,10 +186,11 @@ class Job:
         }
 
     def write_states(self) -> Path:
-        """Write the prompts of the first right rollouts on record, of the model nearly as it was, as tasks."""
+        """Write the prompts of a right rollout of each of some tasks, the first on record, as tasks."""
         path = self._work / "states.jsonl"
-        first = "SELECT execution_id FROM rollouts WHERE mode = 'train' AND reward = 1 ORDER BY ended_at LIMIT 128"
-        run_ours("rollouts", "export", path, "--prompts", "--run", self._work / "runs" / "rewards", "--query", first)
+        run_ours(
+            "rollouts", "export", path, "--prompts", "--run", self._work / "runs" / "rewards", "--query", FIRST_RIGHT
+        )
         return path
 
     def write_best(self) -> Path:
