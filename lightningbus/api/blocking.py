@@ -45,7 +45,7 @@ def train(
             of its own, with the functions and constants it uses.
         model: a Hugging Face model directory, or a name on the Hub whose model is in the Hub's cache on this machine.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
-        heldout: tasks the model is never trained on.
+        heldout: tasks the model is never trained on; none: no evaluation, so no best version.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins

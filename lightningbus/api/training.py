@@ -93,7 +93,7 @@ async def atrain(
             of its own, with the functions and constants it uses.
         model: a Hugging Face model directory, or a name on the Hub whose model is in the Hub's cache on this machine.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
-        heldout: tasks the model is never trained on.
+        heldout: tasks the model is never trained on; none: no evaluation, so no best version.
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
@@ -155,11 +155,9 @@ def _read_recorded(
 
 
 def _check_tasks(settings: RunSettings) -> None:
-    """Raise `UserError` that names the argument, unless there are tasks to train on and to evaluate on."""
+    """Raise `UserError` that names the argument, unless there are tasks to train on."""
     if any(learner.tasks is None for learner in settings.all_learners):
         raise UserError("tasks: give the tasks to train on, or a run file with learner.tasks")
-    if settings.eval is None:
-        raise UserError("heldout: give tasks that the model is never trained on, or a run file with eval.tasks")
 
 
 def _build_base(

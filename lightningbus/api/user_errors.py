@@ -3,7 +3,10 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from inspect import isclass, isfunction, signature
 
 from lightningbus.bus.errors import BusError
 from lightningbus.common.listeners import AddressInUseError
@@ -28,9 +31,9 @@ def as_user_error() -> Iterator[None]:
 
 
 def name_as_in_python(sentence: str) -> str:
-    """Write a command's options as arguments: ``--base-model DIR`` as ``base_model=DIR``; commands in backticks stay.
+    """Write a command's options as arguments: ``--base-model DIR`` as ``base_model=DIR``.
 
-    Pure.
+    Commands in backticks stay, and options that no function of the API has, such as vLLM's. Pure.
     """
     parts = sentence.split("`")
     for number in range(0, len(parts), 2):
@@ -40,7 +43,18 @@ def name_as_in_python(sentence: str) -> str:
 
 def _write_argument(match: re.Match[str]) -> str:
     name, value = match.groups()
-    return f"{name.replace('-', '_')}={value or 'True'}"
+    argument = name.replace("-", "_")
+    return f"{argument}={value or 'True'}" if argument in _list_arguments() else match[0]
+
+
+@cache
+def _list_arguments() -> frozenset[str]:
+    """List the names of all arguments of the API."""
+    api = import_module("lightningbus")
+    members = [getattr(api, name) for name in api.__all__]
+    methods = [method for each in members if isclass(each) for method in vars(each).values()]
+    functions = [each for each in (*members, *methods) if isfunction(each)]
+    return frozenset(name for each in functions for name in signature(each).parameters)
 
 
 def require_package(name: str, extra: str) -> None:

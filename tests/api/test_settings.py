@@ -211,7 +211,6 @@ def classes_in(annotation: Any) -> set[type[BaseModel]]:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"heldout": None}, "^heldout: give tasks that the model is never trained on"),
         ({"tasks": None}, "^tasks: give the tasks to train on"),
         ({"model": None}, "^model: it is needed"),
         ({"agent": None}, "^agent: give either an agent"),
@@ -238,5 +237,7 @@ def test_an_error_names_the_argument_as_it_was_written(
 def test_options_of_commands_are_written_as_arguments_and_commands_are_not() -> None:
     assert name_as_in_python("give --base-model DIRECTORY, or --force") == "give base_model=DIRECTORY, or force=True"
     assert name_as_in_python("give --sql URL (in Python sql=URL)") == "give sql=URL"
+    of_vllm = "inference.vllm_args: --gpu-memory-utilization needs a number"
+    assert name_as_in_python(of_vllm) == of_vllm
     unchanged = "`lightningbus train --resume a` goes on -- at once, by a--b"
     assert name_as_in_python(unchanged) == unchanged

@@ -187,6 +187,23 @@ def test_a_callback_ends_training_and_the_newest_version_is_evaluated(
     assert result.best_version in (0, newest)
 
 
+def test_a_job_without_held_out_tasks_is_trained_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(NOTEBOOK, names)
+    learner = {"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}}
+    job: dict[str, Any] = {"learner": learner, "inference": ENGINE, "store": STORE, "group_size": 2}
+    result = lb.train(names["solve"], tmp_path / "model", TRAIN, groups_per_step=2, max_steps=2, name="bare", **job)
+    assert (result.evaluations, result.best_version) == ([], None)
+    assert result.figures["weight_versions"] == 3 and result.figures["rollouts_lost"] == 0
+    assert "held-out" not in repr(result) and result.df().empty
+    more = lb.train(resume="bare", max_steps=3)
+    assert more.figures["weight_versions"] == 4 and more.figures["rollouts_trained_twice"] == 0
+    more.export(tmp_path / "newest")
+    assert (tmp_path / "newest" / "model.safetensors").exists()
+
+
 def test_a_budget_ends_training_and_a_larger_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second costs 1; both starts count."""
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,7 @@ def parse_job(settings: RunSettings, samplings: Sequence[str], *, label: str, ve
     versions: dict[str, int | None] = dict.fromkeys(list_versioned_models(settings))
     if versions:
         versions[settings.main_model] = version
-    return EvaluationJob(replace(request, evaluation=label), load_tasks(settings.eval.tasks), samplings, versions)
+    return EvaluationJob(replace(request, evaluation=label), load_tasks(settings.eval.task_source), samplings, versions)
 
 
 async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: bool) -> dict[str, Evaluation]:

@@ -133,7 +133,10 @@ class _Training:
         results, learner = self._results, self._learners[0]
         sets = [
             HeldOutSet(
-                build_held_out_request(self._settings, each, learner), each, load_tasks(each.tasks), results.evaluations
+                build_held_out_request(self._settings, each, learner),
+                each,
+                load_tasks(each.task_source),
+                results.evaluations,
             )
             for each in self._heldout.sets
         ]
@@ -150,8 +153,9 @@ class _Training:
                     self._stack, self._client, results.run, self._pins, self._runner, results.prompt_rounds,
                     self._keep_rounds,
                 ))  # fmt: skip
-            is_untrained = not self._held_out.is_complete(dict.fromkeys(models, 0))
-            if is_untrained:
+            first = dict.fromkeys(models, 0)
+            is_untrained = not self._held_out.is_complete(first) if sets else not results.prompt_rounds
+            if is_untrained and (sets or self._rounds):  # else the learners publish it themselves
                 self._stack.view.set_phase("publishing version 0")
                 await publish_models(self._stack, dict(zip(self._names, self._learners, strict=True)))
             for model in {node.model for node in self._settings.inference if node.frozen}:  # before evaluations' time
@@ -283,7 +287,9 @@ class _Training:
         await self._stack.supervisor.stop(*self._names, seconds=EARLY_END_SECONDS)
 
     async def _evaluate_newest(self) -> None:
-        """Evaluate the newest weight version of each model that nodes serve."""
+        """Evaluate the newest weight version of each model that nodes serve, if there are held-out tasks."""
+        if not self._heldout.sets:
+            return
         async with self._phase("evaluating", "held-out tasks under the newest version"):
             versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
             what = format_label(versions)

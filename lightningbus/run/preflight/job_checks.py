@@ -35,7 +35,7 @@ VERSIONS_AHEAD = 3
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """Learners and evaluation of a training job, validated together."""
+    """Learners and evaluation of a training job, validated together; without held-out tasks the latter has no set."""
 
     learners: tuple[LearnerSettings, ...]
     """Settings of all learners; the first one trains the model that agents call by name."""
@@ -49,15 +49,14 @@ class TrainJob:
 
 def parse_job(settings: RunSettings, source: str) -> TrainJob:
     """Return the training job of a run file; raises `UserError` naming everything missing or inconsistent in it."""
-    lacking = [name for name in ("store", "inference", "runners", "eval") if not getattr(settings, name)]
+    lacking = [name for name in ("store", "inference", "runners") if not getattr(settings, name)]
     lacking += [] if settings.all_learners else ["learner"]
     if lacking:
         raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
     learners = tuple(complete_learner_settings(settings, settings.runs / settings.name).values())
     if any(learner.tasks is None for learner in learners):
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
-    heldout = settings.eval
-    assert heldout is not None
+    heldout = settings.eval or EvalSettings()
     problems = [problem for learner in learners for problem in find_inconsistencies(settings, learner, heldout)]
     if problems := list(dict.fromkeys([*problems, *find_differences(learners)])):
         raise UserError(describe_problems(source, problems))
@@ -84,9 +83,11 @@ def run_checks(
     if is_here:
         check_ports(settings)
     yield from check_servers(settings)
-    for path in (*job.learner.task_sources, *(each.tasks for each in job.eval.sets)):
+    for path in (*job.learner.task_sources, *(each.task_source for each in job.eval.sets)):
         problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"
+    if not job.eval.sets:
+        yield "warning: no held-out tasks (eval.tasks): only rewards of training are known, and no version is the best"
     for learner in job.learners:
         yield _check_sizes(settings, learner)
         yield from (f"warning: {oddity}" for oddity in find_oddities(settings, learner))
@@ -139,7 +140,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
         wanted = list(_list_wanted_rewards(settings, job, task.id))
         seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
     else:
-        task, wanted = load_tasks(held_out.tasks)[0], []
+        task, wanted = load_tasks(held_out.task_source)[0], []
         seconds, sampling_params = learner.rollout_timeout_seconds, dict[str, Any]()
     return TrialTask(
         task,

@@ -70,10 +70,14 @@ class JobResult:
             Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
             for command in RunDirectory(self.directory).list_export_commands()
         ]
-        table = evaluations_table(self.evaluations, figures.get("models", {}), figures.get("model", ""))
+        tables = (
+            [evaluations_table(self.evaluations, figures.get("models", {}), figures.get("model", ""))]
+            if self.evaluations
+            else []
+        )
         warnings = [Text(f"warning: {each}", "yellow") for each in find_warnings(figures)]
         notes = [Text(each, "yellow") for each in describe_pass_notes(self.evaluations)]
-        return Group(table, *notes, Text(sentence), *warnings, Text(picture), *texts, *exports)
+        return Group(*tables, *notes, Text(sentence), *warnings, Text(picture), *texts, *exports)
 
     def __repr__(self) -> str:
         return render_text(self.render())

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from lightningbus.run.errors import UserError
 from lightningbus.tasks.task_source import TaskSourceSetting
 
 
@@ -12,7 +13,9 @@ class HeldOutSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tasks: TaskSourceSetting = Field(description="held-out tasks, in the form of `learner.tasks`")
+    tasks: TaskSourceSetting | None = Field(
+        default=None, description="held-out tasks, in the form of `learner.tasks`; none: no evaluation"
+    )
     sampling: list[Literal["greedy", "sampled"]] = Field(
         default=["greedy", "sampled"],
         min_length=1,
@@ -35,6 +38,13 @@ class HeldOutSettings(BaseModel):
     pass_reward: float = Field(default=1.0, description="reward from which on an answer has passed, for pass@k")
 
     @property
+    def task_source(self) -> TaskSourceSetting:
+        """Source of the held-out tasks; raises `UserError` if there is none."""
+        if self.tasks is None:
+            raise UserError("eval.tasks: an evaluation needs held-out tasks")
+        return self.tasks
+
+    @property
     def labels(self) -> dict[str, str]:
         """Names of the evaluations, each with its way of sampling."""
         return {sampling: sampling for sampling in self.sampling}
@@ -43,6 +53,7 @@ class HeldOutSettings(BaseModel):
 class SuiteSettings(HeldOutSettings):
     """A suite: further held-out tasks with evaluations of their own, beside those of the same versions."""
 
+    tasks: TaskSourceSetting = Field(description="held-out tasks, in the form of `learner.tasks`")
     name: str = Field(
         pattern=r"^[A-Za-z0-9_-]{1,56}$", description="name of the suite; its evaluations are NAME-greedy, NAME-sampled"
     )
@@ -64,7 +75,7 @@ class EvalSettings(HeldOutSettings):
     best_by: str = Field(
         default="",
         description="evaluation that decides which version is the best, and counts for `patience`, as gsm8k-greedy; "
-        "empty: the first of `sampling`",
+        "empty: the first one",
     )
     patience: int | None = Field(
         default=None,
@@ -81,15 +92,15 @@ class EvalSettings(HeldOutSettings):
             raise ValueError(f"suites: two have the name {twice!r}")
         periods = {label: each.every for each in self.sets for label in each.labels}
         if self.best_by and self.best_by not in periods:
-            raise ValueError(f"best_by: there is no evaluation {self.best_by!r}, but {', '.join(periods)}")
-        if self.patience is not None and periods[self.best_by or self.sampling[0]] is None:
-            raise ValueError("patience counts evaluations during training: set `every` too")
+            raise ValueError(f"best_by: there is no evaluation {self.best_by!r}, but {', '.join(periods) or 'none'}")
+        if self.patience is not None and periods.get(self.best_by or next(iter(periods), "")) is None:
+            raise ValueError("patience counts evaluations during training: set `tasks` and `every` too")
         return self
 
     @property
     def sets(self) -> list[HeldOutSettings]:
-        """The held-out tasks themselves, then each suite."""
-        return [self, *self.suites]
+        """The held-out tasks themselves, if there are any, then each suite."""
+        return [*([self] if self.tasks is not None else []), *self.suites]
 
     @property
     def has_turns(self) -> bool:
