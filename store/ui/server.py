@@ -6,7 +6,7 @@ this server's are refused, which stops DNS rebinding.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -59,10 +59,12 @@ class UiServer:
         others: OtherRuns | None = None,
         publish: Publish | None = None,
         files: RunFiles | None = None,
+        allowed_hosts: Collection[str] = (),
     ) -> None:
+        """``allowed_hosts``: further host names under which browsers reach the page, such as that of a proxy."""
         self._reader = RunReader(reader, others)
         self._files = files if is_loopback(host) else None  # a run's directory is its owner's alone
-        self._host, self._list_members, self._publish = host, members, publish
+        self._host, self._allowed_hosts, self._list_members, self._publish = host, allowed_hosts, members, publish
 
     def application(self) -> web.Application:
         """Build the application with all routes."""
@@ -80,8 +82,10 @@ class UiServer:
     @web.middleware
     async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not origin_check.is_allowed_host(request.host, self._host):
-                raise web.HTTPMisdirectedRequest(text=f"{request.host} is not a name of this page")
+            if not origin_check.is_allowed_host(request.host, self._host, self._allowed_hosts):
+                raise web.HTTPMisdirectedRequest(
+                    text=f"{request.host} is not a name of this page: give it by --allowed-host"
+                )
             response = await handler(request)
         except StoreGoneError as error:
             response = json_response({"error": str(error)}, 503)

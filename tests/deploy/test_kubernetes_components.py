@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from lightningbus.cli.commands.results.ui import HOSTS_VARIABLE
 from lightningbus.cli.commands.roles.store import ADMIN_VARIABLE, BACKUP_KEYS, BACKUP_VARIABLE
 from lightningbus.learner.settings.learner import LearnerSettings
 from tests.deploy.commands import DEPLOY, ROOT, Commands, Document
@@ -197,3 +198,7 @@ def test_services_ingresses_and_policies_lead_to_ports_that_are_open() -> None:
         assert [rule["host"]] == ingress["spec"]["tls"][0]["hosts"]
         backend = rule["http"]["paths"][0]["backend"]["service"]
         assert backend["port"]["name"] in {port["name"] for port in of("Service")[backend["name"]]["spec"]["ports"]}
+    component = yaml.safe_load((DEPLOY / "kubernetes" / "ingress" / "kustomization.yaml").read_text())
+    patched = yaml.safe_load(component["patches"][0]["patch"])["spec"]["template"]["spec"]["containers"]
+    (name,) = (rule["host"] for rule in of("Ingress")["page"]["spec"]["rules"])
+    assert patched == [{"name": "page", "env": [{"name": HOSTS_VARIABLE, "value": name}]}], "it refuses other names"

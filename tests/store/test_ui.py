@@ -425,6 +425,15 @@ async def test_other_sites_and_other_names_are_refused(site: str) -> None:
             assert response.status == 405
 
 
+async def test_a_name_of_a_proxy_is_allowed_by_a_setting() -> None:
+    pages = UiServer(Reader(), "0.0.0.0", list, allowed_hosts=["runs.Example.com"])
+    async with serve(pages, "127.0.0.1", 0) as url, aiohttp.ClientSession() as session:
+        for host, status in (("runs.example.com", 200), ("other.example.com", 421)):
+            async with session.get(url, headers={"Host": host}) as response:
+                assert response.status == status, await response.text()
+                assert status == 200 or "--allowed-host" in await response.text()
+
+
 async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> None:
     async with aiohttp.ClientSession() as session, session.get(site) as response:
         policy, text = response.headers["Content-Security-Policy"], await response.text()

@@ -26,6 +26,7 @@ from lightningbus.schemas.reviews import RolloutReviewed
 if TYPE_CHECKING:
     from lightningbus.bus.client import Bus
 
+HOSTS_VARIABLE = "LIGHTNINGBUS_UI_ALLOWED_HOSTS"
 BUS_SECONDS = 5.0
 """Seconds between two tries to reach a bus that does not answer."""
 
@@ -71,6 +72,14 @@ class Listener:
 def ui(
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one", min=0, max=65535)] = 8124,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="further host name under which browsers reach the page, such as that of a proxy; may be repeated "
+            f"[default: ${HOSTS_VARIABLE}, separated by spaces]",
+            show_default=False,
+        ),
+    ] = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     bus: BusOption = None,
@@ -89,13 +98,16 @@ def ui(
         from lightningbus.store.ui.server import UiServer, serve
 
     url = sql or os.environ.get(SQL_VARIABLE)
+    names = tuple(allowed_host or os.environ.get(HOSTS_VARIABLE, "").split())
 
     async def show(listener: Listener, announce: Announce, stop: asyncio.Event) -> None:
         others, files = (None, None) if url else (OtherRuns(database), LocalFiles())
         async with (
             followed(None, url, database) as run,
             others.closing() if others else nullcontext(),
-            serve(UiServer(run.reader, host, listener.members, others, listener.publish, files), host, port) as address,
+            serve(
+                UiServer(run.reader, host, listener.members, others, listener.publish, files, names), host, port
+            ) as address,
         ):
             announce(address)
             print(f"UI at {address}", file=sys.stderr, flush=True)
@@ -113,7 +125,7 @@ def ui(
             raise UserError(str(error)) from error
 
     try:
-        with claim_page((host, url, database, bus)) as page:
+        with claim_page((host, url, database, bus, *names)) as page:
             if isinstance(page, str):
                 print(f"UI at {page} already", file=sys.stderr)
             else:
