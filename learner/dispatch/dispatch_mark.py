@@ -108,7 +108,7 @@ class RunDispatch:
 def hash_shared_settings(settings: LearnerSettings, task_inputs: Sequence[TaskInput]) -> str:
     """Hash the settings that learners of one run must share."""
     fields = settings.model_dump(mode="json", include=SHARED_SETTINGS) | {"task_model": settings.main_model}
-    fields["task_sets"] = [[each.name, each.weight, each.group_size] for each in settings.task_sets]
+    fields["task_sets"] = [[each.name, each.weight, each.group_size, each.agent] for each in settings.task_sets]
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for task_input in task_inputs:
         digest.update(task_input.id.encode() + b"\0")

@@ -60,7 +60,8 @@ class Dispatcher:
         """
         self._on_surplus, self._record = on_surplus, record
         self._task_inputs, self._settings, self._closed = task_inputs, settings, closed
-        self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
+        self._publisher = TaskPublisher(bus)
+        self._queues = {agent: TaskQueue(bus, agent) for agent in settings.agents.values()}
         self._bound = StalenessBound(settings, served_version)
         self.selector = selector or TaskSelector(task_inputs, settings)
         """The choice of tasks by their results."""
@@ -259,7 +260,8 @@ class Dispatcher:
         """Return whether runners have taken the queued tasks; without runners, one step's groups are queued."""
         if not self._bound.is_bounded:
             return True
-        room = await self._queue.has_room(self._settings.max_group_size)
+        queue = self._queues[self._group_tasks.find_agent(self.num_dispatched)]
+        room = await queue.has_room(self._settings.max_group_size)
         return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
 
     async def _wait_for_wake(self, seconds: float) -> None:

@@ -40,6 +40,10 @@ class GroupTasks:
             )
         return self._build(task_input, f"g{group.number}", group.replacement)
 
+    def find_agent(self, number: int) -> str:
+        """Return the name of the agent that runs a group, by its number."""
+        return self.sets.of_turn(number).agent
+
     def find_group_size(self, task: str) -> int:
         """Return the number of rollouts of a task's group."""
         return self.sets.find_settings(task).group_size

@@ -22,6 +22,10 @@ class TaskSets:
         """Return the settings for a task, by its id in the file or on the bus."""
         return self._by_name.get(task.partition(SET_SEPARATOR)[0], self._settings) if self._by_name else self._settings
 
+    def of_turn(self, number: int) -> LearnerSettings:
+        """Return the settings for group ``number``."""
+        return self._by_name.get(self.names[self.turns.at(number)[0]], self._settings)
+
     def find_rules(self, task: str) -> tuple[Sequence[AirRule], str]:
         """Return the rules that reward the spans of a task, and the name of its reward."""
         settings = self.find_settings(task)

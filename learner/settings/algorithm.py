@@ -112,6 +112,9 @@ class TaskSet(NamedTaskSource):
     weight: float = Field(
         default=1.0, gt=0, description="share of the groups that are of this set, beside those of the others"
     )
+    agent: str | None = Field(
+        default=None, description="name of the agent that runs the tasks of this set; none: the learner's"
+    )
     group_size: int | None = Field(default=None, ge=1, description="rollouts per task of this set; none: the learner's")
     reward: str | None = Field(
         default=None, max_length=64, description="name of the reward that trains on this set; none: the learner's"
@@ -128,7 +131,7 @@ class TaskSet(NamedTaskSource):
     @property
     def overrides(self) -> dict[str, Any]:
         """The learner's settings that this set replaces."""
-        fields = {"group_size": self.group_size, "reward": self.reward, "credit": self.credit}
+        fields = {name: getattr(self, name) for name in ("agent", "group_size", "reward", "credit")}
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -81,8 +81,8 @@ class LearnerSettings(ModelRoleSettings):
     tasks: TasksSetting | None = Field(
         default=None,
         description="training tasks to dispatch: a path in the form of `path` below, or these fields, or a list of "
-        "sets that have `name`, `weight`, `group_size`, `reward` and `credit` too; none: tasks come from other "
-        "publishers, with this run's name",
+        "sets that have `name`, `weight`, `agent`, `group_size`, `reward` and `credit` too; none: tasks come from "
+        "other publishers, with this run's name",
     )
     agent: str = Field(default="default", description="name of the agent that runs the tasks", pattern=NAME)
     task_model: str | None = Field(
@@ -255,6 +255,13 @@ class LearnerSettings(ModelRoleSettings):
     def direction(self) -> Direction:
         """The divergence of teachers that give their likeliest tokens."""
         return next((each.direction for each in self.teachers if each.top_k), "reverse")
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Names of the agents that run the training tasks, each by the setting that names it."""
+        sets = {f"tasks.{each.name}.agent": each.agent for each in self.task_sets}
+        named = {setting: agent for setting, agent in sets.items() if agent is not None}
+        return ({} if sets and len(named) == len(sets) else {"agent": self.agent}) | named
 
     @property
     def max_group_size(self) -> int:

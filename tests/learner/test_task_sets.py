@@ -90,6 +90,22 @@ async def test_groups_are_of_sets_by_weight_and_of_the_size_of_their_set(tmp_pat
     assert settings.max_group_size == 4
 
 
+async def test_tasks_go_to_the_agent_of_their_set(tmp_path: Path) -> None:
+    settings = with_sets(tmp_path)
+    math, code = settings.task_sets
+    settings = settings.model_copy(
+        update={"agent": "writer", "tasks": [math, code.model_copy(update={"agent": "tester"})]}
+    )
+    groups = await groups_of(settings, range(20))
+    assert {(tasks[0].labels["task_set"], task.agent) for tasks in groups for task in tasks} == {
+        ("math", "writer"), ("code", "tester")
+    }  # fmt: skip
+    sets = TaskSets(settings)
+    assert [sets.of_turn(number).agent for number in range(20)] == [tasks[0].agent for tasks in groups]
+    assert settings.agents == {"agent": "writer", "tasks.code.agent": "tester"}
+    assert "agent" not in settings.model_copy(update={"tasks": settings.task_sets[1:]}).agents, "nobody needs it"
+
+
 async def test_a_sampler_selects_within_the_set_whose_turn_it_is(tmp_path: Path) -> None:
     groups = await groups_of(with_sets(tmp_path, task_selection={"sampler": "difficulty"}), range(40))
     assert Counter(tasks[0].labels["task_set"] for tasks in groups) == {"math": 30, "code": 10}

@@ -130,13 +130,17 @@ def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
 
 
 def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTask:
-    """Return the first task of a job for an agent: a training task if it gets any, else one of the evaluation."""
+    """Return the first task of a job for an agent: a training task if it gets any, else one of the evaluation.
+
+    Another agent gets the first task of all.
+    """
     learner, heldout = job.learner, job.eval
     assert learner.tasks is not None
     held_out = next((each for each in heldout.sets if each.agent == agent), None)
-    mode: Mode = "train" if agent == learner.agent or held_out is None else "eval"
+    mode: Mode = "train" if agent in learner.agents.values() or held_out is None else "eval"
     if held_out is None or mode == "train":
-        task = load_tasks(learner.tasks)[0]
+        tasks, sets = load_tasks(learner.tasks), TaskSets(learner)
+        task = next((task for task in tasks if sets.find_settings(task.id).agent == agent), tasks[0])
         wanted = list(_list_wanted_rewards(settings, job, task.id))
         seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
     else:

@@ -27,7 +27,8 @@ def find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
 def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> Iterator[str]:
     """Yield the settings of a run file that cannot work together, for one of its learners."""
     agents = {runner.agent_name for runner in settings.runners}
-    named = [("learner.agent", learner.agent), *([("eval.agent", heldout.agent)] if heldout.tasks is not None else [])]
+    named = [(f"learner.{setting}", agent) for setting, agent in learner.agents.items()]
+    named += [("eval.agent", heldout.agent)] if heldout.tasks is not None else []
     named += [(f"eval.suites.{number}.agent", suite.agent) for number, suite in enumerate(heldout.suites)]
     if settings.optimize is not None and settings.optimizes_in_turns:
         named.append(("optimize.agent", settings.optimize.agent))
