@@ -6,6 +6,7 @@ from msgspec import field
 
 from lightningbus.schemas.base import Event, NonNegativeInt
 
+Role = Literal["store", "learner", "inference", "runner", "grader", "auditor", "supervisor"]
 PARSE_PATH = "/v1/chat/completions/parse"
 """Path of an inference node that parses a whole answer, if its heartbeat names parsers."""
 
@@ -13,7 +14,7 @@ PARSE_PATH = "/v1/chat/completions/parse"
 class Heartbeat(Event, frozen=True, kw_only=True):
     """The state of a process, sent every second and not stored."""
 
-    role: Literal["store", "learner", "inference", "runner", "grader", "auditor", "supervisor"]
+    role: Role
     id: str
     run_id: str = ""
     state: str
@@ -30,7 +31,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 class Alert(Event, frozen=True, kw_only=True):
     """A role is stalled or missing, or has recovered."""
 
-    role: Literal["store", "learner", "inference", "runner", "grader", "auditor"]
+    role: Role
     """The role that is stalled or missing."""
     reason: str
     resolved: bool = False

@@ -53,9 +53,10 @@ class RoleLiveness:
             if key.model:  # what was expected of the role is expected of its models, now that one is known
                 self._roles.pop(RoleKey(key.role), None)
             role = self._roles.setdefault(key, _Role(now))
-            if role.silence(now) > RESET_AFTER_SECONDS:
-                role.since = now
             processes = {(heartbeat.id, heartbeat.pid) for heartbeat in heartbeats}
+            is_back = role.has_left and not processes <= role.processes
+            if role.silence(now) > RESET_AFTER_SECONDS or is_back:
+                role.since = now
             role.starts.extend([now] * len(processes - role.processes))
             role.processes, role.seen_at = processes, now
             role.has_left = all(heartbeat.state in LEAVING_STATES for heartbeat in heartbeats)
@@ -74,7 +75,7 @@ class RoleLiveness:
         return sorted(key.model for key in self._roles if key.role == role)
 
     def since(self, key: RoleKey) -> float:
-        """Return the time since which a role is present without a long absence; infinity if it was never seen."""
+        """Return the time since which a role is present without a long absence or a stop; infinity if never seen."""
         return self._roles[key].since if key in self._roles else float("inf")
 
     def count_starts(self, key: RoleKey, after: float, now: float) -> int:

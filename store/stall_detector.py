@@ -27,6 +27,8 @@ from lightningbus.store.settings import StoreSettings
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_SECONDS = 2.0
+SLOW_FACTOR = 3.0
+"""Ratio to a learner's last step, and to the timeout where it has made none, from which a step is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class SystemSnapshot:
     """Messages that the store has not written yet."""
     store_problem: str
     members: tuple[Heartbeat, ...]
+    step_limits: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that a step may take where that is longer than the timeout of stalls, by model."""
     absent: Mapping[RoleKey, float] = field(default_factory=dict)
     """Seconds without a process, by missing role."""
     num_starts: Mapping[str, int] = field(default_factory=dict)
@@ -135,7 +139,7 @@ def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
     learners = [beat for beat in snapshot.members_in("learner") if beat.state in READY_STATES["learner"]]
     for model, learner in {beat.model: beat for beat in reversed(learners)}.items():
         seconds = snapshot.seconds_since_step.get(model, 0.0)
-        if seconds < limits.stall_timeout_seconds:
+        if seconds < max(limits.stall_timeout_seconds, snapshot.step_limits.get(model, 0.0)):
             continue
         details = "; its process is there and does not get on" if learner.state == "training" else ""
         if snapshot.num_failed_attempts >= MIN_FAILED_ATTEMPTS:
@@ -190,6 +194,25 @@ def _format_status(beat: Heartbeat) -> str:
     return ", ".join(f"{key} {value}" for key, value in beat.status.items() if key != "alert")
 
 
+class StepPace:
+    """Tracks how long the training steps of each model take."""
+
+    def __init__(self) -> None:
+        self._last_at: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+
+    def observe(self, last_step_at: Mapping[str, float]) -> None:
+        """Record when the last step of each model ended, in seconds."""
+        for model, at in last_step_at.items():
+            if at > self._last_at.get(model, at):
+                self._seconds[model] = at - self._last_at[model]
+            self._last_at[model] = at
+
+    def find_limit(self, model: str, timeout_seconds: float) -> float:
+        """Return the seconds that a step may take: the first ones load and compile, and large models are slow."""
+        return SLOW_FACTOR * self._seconds.get(model, timeout_seconds)
+
+
 class StallDetector:
     """Checks every two seconds; `alert` joins the reasons of all stalls, empty without one."""
 
@@ -200,6 +223,7 @@ class StallDetector:
         self._alerts = AlertPublisher(bus, "stall")
         self._firing_roles: set[str] = set()
         self._work_since = time.monotonic()
+        self._pace = StepPace()
         self._liveness = RoleLiveness(settings.expected, self._work_since)
         self.alert = ""
         self.training_bias = ""
@@ -254,6 +278,7 @@ class StallDetector:
             self._work_since = now
         self._liveness.observe(members, now)
         models = self._liveness.models_of("learner")
+        self._pace.observe(writer.last_step_at)
         last_step_at = {model: writer.last_step_at.get(model, writer.started_at) for model in models}
         return SystemSnapshot(
             seconds_since_rollout=now - max(writer.last_rollout_at, self._work_since),
@@ -261,6 +286,7 @@ class StallDetector:
                 model: now - max(last_step_at[model], self._liveness.since(RoleKey("learner", model)))
                 for model in models
             },
+            step_limits={model: self._pace.find_limit(model, self._limits.stall_timeout_seconds) for model in models},
             num_tasks=num_tasks,
             num_pending=self._ingester.pending,
             store_problem=writer.problem,

@@ -82,7 +82,8 @@ ALERT_RULES = {
         NO_GRADE + "the graders are there, and come to no end",
     ),
     "no_step": AlertRule(
-        "store", "A learner that has work makes no training step.", STALL,
+        "store", "A learner that has work makes no training step.",
+        f"{STALL}; three times as long for its first steps, or three times its last step if that is longer",
         "no training step for {seconds:.0f} s: the {who} is {state}{details}",
     ),
     "slow_left_out": AlertRule(

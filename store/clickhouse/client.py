@@ -1,5 +1,6 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
+import logging
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -11,6 +12,7 @@ from lightningbus.common.flat_settings import without_secrets
 from lightningbus.schemas.text import cut_at_word
 from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, explain_error, settings_for
 
+logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # what it raises says the same
 DATABASE = "lightningbus"
 TIMEOUT_SECONDS = 300
 SCHEMES = ("http", "https")

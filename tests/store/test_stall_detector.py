@@ -1,18 +1,19 @@
 """What stands still, and who is said to be waiting for whom."""
 
 import asyncio
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from lightningbus.alerts.publisher import AlertPublisher, Reason
 from lightningbus.bus.client import Bus
 from lightningbus.schemas import subjects
-from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.codec import decode, encode
+from lightningbus.schemas.fleet import Alert, Heartbeat, Role
 from lightningbus.schemas.grading import GradingRequest
 from lightningbus.schemas.tasks import Task
 from lightningbus.store.role_liveness import RoleKey, RoleLiveness
-from lightningbus.store.stall_detector import StallThresholds, SystemSnapshot, diagnose
+from lightningbus.store.stall_detector import StallThresholds, StepPace, SystemSnapshot, diagnose
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
@@ -244,6 +245,39 @@ async def test_a_learner_that_is_gone_is_an_alert_also_when_its_stream_is_full(
         while not any("no learner has been there" in str(beat.status.get("alert")) for beat in fleet.members()):
             await fleet.wait_for_change()
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE role = 'learner' AND NOT resolved", 1)
+
+
+def test_every_role_that_can_be_missing_can_have_an_alert() -> None:
+    liveness = RoleLiveness([], 0.0)
+    liveness.observe([other(RUNNER, role=role, id=role) for role in get_args(Role)], 1.0)
+    for stall in diagnose(snapshot(absent=liveness.absent(99.0)), StallThresholds(60, 60)):
+        alert = Alert(role=stall.role, reason=stall.reason, fired_at_ns=1)  # type: ignore[arg-type]
+        assert decode(Alert, encode(alert)) == alert
+
+
+def test_a_step_is_late_by_the_pace_of_the_learner() -> None:
+    pace = StepPace()
+    assert pace.find_limit("", 60.0) == 180.0, "the first one compiles"
+    pace.observe({"": 100.0})
+    assert pace.find_limit("", 60.0) == 180.0
+    for at in 150.0, 150.0:
+        pace.observe({"": at})
+        assert pace.find_limit("", 60.0) == 150.0
+    late = {"seconds_since_rollout": 1.0, "seconds_since_step": {"": 140.0}}
+    assert not diagnose(snapshot(RUNNER, NODE, LEARNER, step_limits={"": 150.0}, **late), StallThresholds(60, 60))
+    (stall,) = diagnose(snapshot(RUNNER, NODE, LEARNER, step_limits={"": 135.0}, **late), StallThresholds(60, 60))
+    assert stall.reason.startswith("no training step for 140 s")
+
+
+def test_a_learner_that_was_stopped_and_is_back_begins_anew() -> None:
+    liveness, key = RoleLiveness([], 0.0), RoleKey("learner", LEARNER.model)
+    liveness.observe([LEARNER], 1.0)
+    liveness.observe([other(LEARNER, state="stopping")], 10.0)
+    assert liveness.since(key) == 1.0
+    liveness.observe([other(LEARNER, pid=LEARNER.pid + 1)], 60.0)
+    assert liveness.since(key) == 60.0
+    liveness.observe([other(LEARNER, pid=LEARNER.pid + 2)], 90.0)
+    assert liveness.since(key) == 60.0, "nobody stopped that one on purpose"
 
 
 def test_a_learner_that_waits_because_attempts_fail_is_said_to() -> None:
