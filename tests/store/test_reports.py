@@ -1,6 +1,7 @@
 """Reports on a store full of made-up runs: figures counted another way, the past as it was, what is printed."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -362,6 +363,16 @@ def test_the_documentation_lists_them() -> None:
     assert [line.split("|")[1].strip(" `") for line in listed] == list(REPORTS)
     for line, report in zip(listed, REPORTS.values(), strict=True):
         assert report.about in line
+
+
+@pytest.mark.parametrize("page", ["graders", "recipes", "store"])
+def test_queries_of_the_documentation_run_as_they_stand(store: StoreProcess, page: str) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / f"{page}.md").read_text()
+    queries = [query for block in re.findall(r"```sql\n(.*?)```", text, re.S) for query in block.split(";")]
+    queries = [query for query in queries if re.search(r"^\s*(SELECT|WITH)\b", query, re.M)]
+    assert queries
+    for query in queries:
+        store.sql.query(query)
 
 
 def test_fairness_is_of_what_was_dispatched_and_a_replaced_task_counts_once(

@@ -105,7 +105,7 @@ class AsyncSession:
     async def query_df(self, sql: str, **parameters: Any) -> Any:
         """Answer like `query`, with a ``pandas.DataFrame`` of ClickHouse's types."""
         require_package("pandas", "notebook")
-        return await self._ask(lambda client: client.query_df(sql, parameters=parameters or None))
+        return await self._ask(lambda client: _query_df(client, sql, parameters))
 
     async def runs(self) -> Table:
         """List the runs in the store by mode and evaluation, the newest first, with their tags and notes."""
@@ -212,6 +212,11 @@ class AsyncSession:
 
     async def _ask(self, work: Callable[[Client], T]) -> T:
         return await run_in_daemon_thread(self._data.ask, work)
+
+
+def _query_df(client: Client, sql: str, parameters: dict[str, Any]) -> Any:
+    frame = client.query_df(sql, parameters=parameters or None)
+    return frame if len(frame.columns) else _query(client, sql, parameters).df()  # no row, so no columns there
 
 
 async def aconnect(

@@ -169,7 +169,7 @@ class _Training:
             await self._keep_budget()  # an earlier start may have spent it
         if not self._callbacks.stop_reason:
             await self._train()
-        results.stop_reason = self._callbacks.stop_reason
+        await self._note_stop()
         await self._evaluate_newest()
         async with self._phase("counting", "counting"):
             await self._wait_until_stored()
@@ -285,6 +285,13 @@ class _Training:
         await self._callbacks.wait_stopped()
         self._stack.view.set_note(f"training ends early: {self._callbacks.stop_reason}")
         await self._stack.supervisor.stop(*self._names, seconds=EARLY_END_SECONDS)
+
+    async def _note_stop(self) -> None:
+        """Keep the reason why training ended early, if steps are left."""
+        with contextlib.suppress(ClickHouseError):  # the steps are those of the last count
+            await asyncio.to_thread(self._results.count_steps, self._client)
+        is_whole = self._results.steps >= self._results.max_steps
+        self._results.stop_reason = "" if is_whole else self._callbacks.stop_reason
 
     async def _evaluate_newest(self) -> None:
         """Evaluate the newest weight version of each model that nodes serve, if there are held-out tasks."""

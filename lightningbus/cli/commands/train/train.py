@@ -28,7 +28,7 @@ def train(
         typer.Option(
             "--config",
             "-c",
-            help="run file with a learner and held-out tasks; with NAME it wins over the run's own settings",
+            help="run file with a learner; with NAME it wins over the run's own settings",
         ),
     ] = None,
     dry_run: Annotated[
