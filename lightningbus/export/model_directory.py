@@ -191,9 +191,16 @@ def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, 
             path = read_model_path(source.directory.path, str(learner.get("model", ""))) or path
         except UserError as error:
             raise UserError(f"{error}; give --base-model DIRECTORY") from error
+        path = _find_in_copy(source.directory.path, path)
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no model (no config.json): give --base-model DIRECTORY")
     return path
+
+
+def _find_in_copy(run: Path, path: Path) -> Path:
+    """Return a model's path; of one that lay in the directory of a run that was copied, or moved, the place there."""
+    places = [path, *(run / Path(*path.parts[first:]) for first in range(1, len(path.parts)))]
+    return next((place for place in places if (place / "config.json").exists()), path)
 
 
 def _check_unchanged(base_model: Path, recorded: dict[str, str]) -> None:

@@ -189,6 +189,11 @@ async def test_files_beside_the_weights_are_those_of_the_model_that_was_trained(
     with pytest.raises(UserError, match="give version= or best=True, not both"):
         result.export("other", 0, best=True)
     assert not Path("other").exists()
+    shutil.copytree(model, run.directory / "work" / "model")  # as the demo's, of a run that was copied
+    recorded = {"learner": {"model_path": str(tmp_path / "original" / "work" / "model")}}
+    (run.directory / "job.json").write_text(json.dumps(recorded))
+    await export("--run", run.directory, "copied")
+    assert Path("copied", "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
 
 
 @pytest.mark.long
