@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from experiments.asynchrony.job import read
-from experiments.distillation.job import ARMS, SFT_BATCH, SFT_LR, SHARE, Job
+from experiments.distillation.job import ARMS, CHATS_OPTIM, SFT_BATCH, SHARE, Job
 from experiments.distillation.plain import measure_accuracy, train_on_answers
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "distillation.json"
@@ -54,7 +54,7 @@ def imitate_best(job: Job, seed: int) -> dict[str, Any]:
     """Train on the best rollouts of the run with rewards by ours and by plain torch; return both accuracies."""
     data, (ours, plain) = job.write_best(), (job.model.with_name(name) for name in ("best-ours", "best-plain"))
     job.imitate("best", [data, "--model-path", job.model], ours, EPOCHS)
-    train_on_answers(job.model, data, plain, epochs=EPOCHS, batch=SFT_BATCH, lr=SFT_LR, seed=seed)
+    train_on_answers(job.model, data, plain, epochs=EPOCHS, batch=SFT_BATCH, lr=CHATS_OPTIM["lr"], seed=seed)
     return {"ours": _measure(job, ours, seed), "plain": _measure(job, plain, seed)}
 
 

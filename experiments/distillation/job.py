@@ -17,7 +17,7 @@ EXAMPLE = Path(lb.__file__).parent / "examples" / "calculator"
 HELD_OUT = 100
 SHARE = 0.95
 """Target of every run, as a share of the teacher's accuracy."""
-SFT_LR, SFT_BATCH = 1e-3, 16
+SFT_BATCH = 16
 COSINE = {"lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}
 CHATS_OPTIM: dict[str, Any] = {"lr": 5e-4, **COSINE}
 CHATS_EPOCHS = 8
@@ -111,16 +111,16 @@ class Job:
         lines = [json.loads(line) for line in self.tasks.read_text().splitlines()]
         chats = [json.dumps({"messages": build_chat(line["input"]["question"])}) + "\n" for line in lines]
         self._chats.write_text("".join(chats))
-        self.imitate("teacher", [self._chats, "--model-path", self.model], self.teacher, CHATS_EPOCHS, CHATS_OPTIM)
+        self.imitate("teacher", [self._chats, "--model-path", self.model], self.teacher, CHATS_EPOCHS)
 
-    def imitate(self, name: str, data: list[Any], out: Path, epochs: int, optim: dict[str, Any] | None = None) -> float:
+    def imitate(self, name: str, data: list[Any], out: Path, epochs: int) -> float:
         """Train on answers by ``lightningbus sft``; return its seconds, all of them."""
         config = self._work / f"{name}.yaml"
         learner = {
             "seq_len": 128,
             "cpu_threads": 1,
             "checkpoint_interval": 1000,
-            "actor": {"loss_agg_mode": "token-mean", "optim": optim or {"lr": SFT_LR}},
+            "actor": {"loss_agg_mode": "token-mean", "optim": CHATS_OPTIM},
         }
         config.write_text(json.dumps({"bus": {"port": 0}, "runs": str(self._work / "runs"), "learner": learner}))
         started = time.monotonic()
@@ -136,9 +136,7 @@ class Job:
             shutil.rmtree(model, ignore_errors=True)  # of an experiment that was stopped
             chats = self._chats.read_text().splitlines(keepends=True)
             few.write_text("".join(random.Random(self._seed).sample(chats, arm.num_chats)))
-            seconds_before = self.imitate(
-                "warm-sft", [few, "--model-path", self.model], model, CHATS_EPOCHS, CHATS_OPTIM
-            )
+            seconds_before = self.imitate("warm-sft", [few, "--model-path", self.model], model, CHATS_EPOCHS)
         run = name.split(",", maxsplit=1)[0]
         settings = self._settings(run, arm, model)
         result = lb.train(settings=settings, callbacks=[Target(target)])

@@ -1,6 +1,7 @@
 """The calculator job without lightningbus: right chats, supervised steps in plain torch, accuracy by transformers."""
 
 import json
+import math
 import operator
 import random
 import re
@@ -47,13 +48,18 @@ def measure_accuracy(model_path: Path, held_out: Path, samples: int, seed: int) 
 def train_on_answers(model_path: Path, data: Path, out: Path, *, epochs: int, batch: int, lr: float, seed: int) -> None:
     """Train on recorded answers in float32 by AdamW, the mean loss over a batch's answered tokens.
 
-    ``data``: Parquet with a row a model call: rollout, call, prompt_ids, response_ids. Writes a model directory.
+    The learning rate falls to a tenth by a cosine. ``data``: Parquet with a row a model call: rollout, call,
+    prompt_ids, response_ids. Writes a model directory.
     """
     rng = random.Random(seed)
     rows = pyarrow.parquet.read_table(data).to_pylist()
     rollouts = [list(calls) for _, calls in groupby(rows, key=lambda row: row["rollout"])]
     model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
+    num_steps = epochs * math.ceil(len(rollouts) / batch)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
+    )
     for _ in range(epochs):
         rng.shuffle(rollouts)
         for first in range(0, len(rollouts), batch):
@@ -63,6 +69,7 @@ def train_on_answers(model_path: Path, data: Path, out: Path, *, epochs: int, ba
             model(input_ids=ids, labels=labels).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
+            scheduler.step()
     model.save_pretrained(out)
     AutoTokenizer.from_pretrained(model_path).save_pretrained(out)
 

@@ -25,6 +25,7 @@ from lightningbus.inference.settings import InferenceSettings
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
+MAX_ERROR_CHARS = 300
 STOP_SECONDS = 10.0
 END_SECONDS = 1.0
 IDLE_SECONDS = 2.0
@@ -114,5 +115,13 @@ class VllmServer:
             log.warning("vLLM did not end within %g s and was ended by force", STOP_SECONDS)
 
     def _last_log_error(self) -> str:
-        lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if "Error" in line]
-        return f"{lines[-1].split('] ')[-1][:300] if lines else 'no error in its log'} (log: {self.log_path})"
+        return (
+            f"{find_error(self.log_path.read_text(errors='replace')) or 'no error in its log'} (log: {self.log_path})"
+        )
+
+
+def find_error(log: str) -> str:
+    """Find the last error in vLLM's log that does not refer to another one above it; empty: none. Pure."""
+    errors = [line.split("] ")[-1].strip() for line in log.splitlines() if "Error" in line]
+    causes = [error for error in errors if "See root cause above" not in error] or errors
+    return causes[-1][:MAX_ERROR_CHARS] if causes else ""

@@ -36,13 +36,15 @@ class EvaluationResult:
         return {"run": self.directory.name, "evaluations": evaluations}
 
     def __repr__(self) -> str:
-        return "\n".join(
-            (repr(self._brief_table()).rstrip("\n"), *describe_pass_notes(self.evaluations.values(), "pass_reward"))
-        )
+        return "\n".join((repr(self._brief_table()).rstrip("\n"), *self._list_notes()))
 
     def _repr_html_(self) -> str:
-        notes = (f"<p>{escape(each)}</p>" for each in describe_pass_notes(self.evaluations.values(), "pass_reward"))
-        return self._brief_table()._repr_html_() + "".join(notes)
+        return self._brief_table()._repr_html_() + "".join(f"<p>{escape(each)}</p>" for each in self._list_notes())
+
+    def _list_notes(self) -> list[str]:
+        """List what explains the rewards: rollouts that failed, and rewards of which none passes."""
+        failures = [f"{name}: {each.failures}" for name, each in self.evaluations.items() if each.failures]
+        return [*failures, *describe_pass_notes(self.evaluations.values(), "pass_reward")]
 
     def _brief_table(self) -> Table:
         return tabulate_briefly("sampling", list(self.evaluations.items()))

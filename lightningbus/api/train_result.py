@@ -11,6 +11,7 @@ from lightningbus.api.user_errors import as_user_error
 from lightningbus.common.event_loop import run_blocking
 from lightningbus.common.missing_modules import describe_missing_module
 from lightningbus.run.errors import UserError
+from lightningbus.run.results.run_record import identify_record
 from lightningbus.run.results.train_result import JobResult
 
 
@@ -20,6 +21,9 @@ class TrainResult(JobResult):
 
     Its weight version with the highest held-out reward, of equal ones the newest, is its best version; None: none.
     """
+
+    record: tuple[int, int] | None = None
+    """Identity of the run's own record, by which its directory is found again where a new run has its name."""
 
     def table(self) -> Table:
         """Return a row for each evaluation of the main model, with pass@k where tasks have several answers."""
@@ -105,4 +109,16 @@ class TrainResult(JobResult):
             is_forced=force,
         )
         with as_user_error():
-            return (await export_run(request, str(self.directory.absolute()), bus)).version
+            return (await export_run(request, str(self._find_directory()), bus)).version
+
+    def _find_directory(self) -> Path:
+        """Find the run's directory, which a new run of its name moved aside; raises `UserError` if it is gone."""
+        directory = self.directory.absolute()
+        if self.record is None or identify_record(directory) == self.record:
+            return directory
+        others = directory.parent.iterdir() if directory.parent.is_dir() else ()
+        if found := next((each for each in others if identify_record(each) == self.record), None):
+            return found
+        raise UserError(
+            f"the run of this result is gone: {directory} does not hold it, nor does another directory there"
+        )

@@ -27,6 +27,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
+from lightningbus.run.results.run_record import identify_record
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run_names
 from lightningbus.run.run_directory.recorded_settings import has_recorded_settings, read_recorded_settings
@@ -132,7 +133,7 @@ async def atrain(
         _check_tasks(checked)
         job = job_checks.parse_job(checked, "settings")
         done = await train_job.run(checked, job, resume=bool(resume), callbacks=callbacks)
-    return TrainResult(done.directory, done.figures, done.evaluations)
+    return TrainResult(done.directory, done.figures, done.evaluations, identify_record(done.directory))
 
 
 def _check_name(resume: str, options: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from lightningbus.inference.engine.answer_parser import MIDDLEWARE
 from lightningbus.inference.engine.base import EngineError
 from lightningbus.inference.engine.vllm_command import command, environment, list_parsers
 from lightningbus.inference.engine.vllm_engine import VllmEngine
+from lightningbus.inference.engine.vllm_server import find_error
 from lightningbus.inference.settings import AdapterSettings, InferenceSettings
 
 
@@ -94,3 +95,11 @@ async def test_a_directory_for_the_socket_whose_name_is_too_long_is_one_sentence
     with pytest.raises(EngineError, match=r"TMPDIR: .* is too long for a Unix socket"):
         await VllmEngine(InferenceSettings(model_path=tmp_path)).__aenter__()
     assert not list(Path(tempfile.gettempdir()).iterdir())
+
+
+def test_the_cause_in_vllms_log_is_before_the_error_that_refers_to_it() -> None:
+    cause = "ValueError: Available memory on node 0 (0.98/23.54 GiB) is less than requested (1.0 GiB)."
+    refers = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    log = f"INFO ready\n(EngineCore pid=7) ERROR 11-28 06:40 [core.py:1] {cause}\n(APIServer pid=1) {refers}\n"
+    assert find_error(log) == cause
+    assert find_error(refers) == refers and find_error("INFO ready") == ""

@@ -117,6 +117,8 @@ def test_an_evaluation_by_itself_shows_pass_at_k(tmp_path: Path) -> None:
     assert "1.00 ± 0.00" in repr(result) and "pass@4_standard_error" not in repr(result)
     assert not [name for name in EvaluationResult(tmp_path, {"greedy": greedy}).table().columns if "pass" in name]
     doubtful = EvaluationResult(tmp_path, {"sampled": sampled.model_copy(update={"pass_note": note})})
+    failed = EvaluationResult(tmp_path, {"sampled": sampled.model_copy(update={"failures": "2 of 2 rollouts failed"})})
+    assert "sampled: 2 of 2 rollouts failed" in repr(failed) and "2 of 2 rollouts failed" in failed._repr_html_()
     for text in (repr(doubtful), doubtful._repr_html_()):
         assert f"pass@k of sampled: {note}: say by pass_reward which of them is a success" in text
 

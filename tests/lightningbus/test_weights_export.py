@@ -37,6 +37,7 @@ from lightningbus.run.machine.hardware import read_hardware, read_versions
 from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.results import Results
+from lightningbus.run.results.run_record import identify_record
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
 from tests.commands import environment
@@ -182,6 +183,15 @@ async def test_files_beside_the_weights_are_those_of_the_model_that_was_trained(
     result = TrainResult(run.directory, {}, [])
     assert result.export("from-python") == 0, "in an event loop, as in a notebook"
     assert Path("from-python", "model.safetensors").read_bytes() == Path("out", "model.safetensors").read_bytes()
+    moved = TrainResult(run.directory, {}, [], identify_record(run.directory))
+    run.directory.rename(tmp_path / "small-1")
+    shutil.copytree(tmp_path / "small-1", run.directory)  # a new run of the name
+    (run.directory / "bus").rename(tmp_path / "gone")
+    assert moved.export("of-the-moved") == 0
+    shutil.rmtree(tmp_path / "small-1")
+    with pytest.raises(UserError, match="the run of this result is gone"):
+        moved.export("of-nothing")
+    (tmp_path / "gone").rename(run.directory / "bus")
     with pytest.raises(UserError, match=r"version 7"):
         await result.aexport("other", 7)
     with pytest.raises(UserError, match="no held-out reward of model 'policy' is known here"):
