@@ -142,7 +142,7 @@ def _results(facts: CardFacts) -> list[str]:
     if not rows:
         return []
     table = ["| version | answers | mean reward | standard error | tasks |", "|---|---|---|---|---|", *rows]
-    return ["## Results", "Held-out reward; the model was never trained on these tasks.", "\n".join(table)]
+    return ["## Results", "Rewards of evaluations, on the tasks that the run held out.", "\n".join(table)]
 
 
 def _row(evaluation: Evaluation) -> str:

@@ -63,6 +63,16 @@ class QueryResult:
     written_bytes: int = 0
 
 
+def find_replaced_links(path: Path) -> list[Path]:
+    """List the databases of a store whose link became a directory, as `scp -r` copies it: ClickHouse reads no such."""
+    return [each for each in (path / "metadata").glob("*/") if not each.is_symlink() and _is_atomic(each)]
+
+
+def _is_atomic(database: Path) -> bool:
+    description = database.with_name(f"{database.name}.sql")
+    return description.is_file() and "Atomic" in description.read_text(errors="replace")
+
+
 class EmbeddedClickHouse:
     """The engine of one directory; `execute` may be called from several threads at once."""
 
@@ -72,6 +82,11 @@ class EmbeddedClickHouse:
             self._exit_stack.enter_context(lock(path))
         except BusError as error:
             raise EngineBusyError(str(error)) from error
+        if replaced := find_replaced_links(path):
+            self._exit_stack.close()
+            raise EngineBusyError(
+                f"{path} is a copy with files in place of links ({replaced[0]}): copy it by `cp -a` or `rsync -a`"
+            )
         self._path = str(path.resolve())
         self._sessions = threading.Condition()
         self._num_sessions, self._is_closed = 0, False

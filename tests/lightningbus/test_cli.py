@@ -309,6 +309,9 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     assert "other.jsonl cannot be read" in says(run(*arguments, cwd=tmp_path))
     shutil.copy(tmp_path / "tasks.jsonl", tmp_path / "other.jsonl")
     done = run(*arguments, cwd=tmp_path)
+    assert "warning: 1 of the 1 tasks of other.jsonl are trained on too" in done.stdout
+    (tmp_path / "other.jsonl").write_text('{"id": "a", "input": 2}\n')
+    done = run(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     *lines, trial, warning = done.stdout.splitlines()
     assert lines[4].startswith("policy: ") and "GiB" in lines[4], "a table where it does not fit"

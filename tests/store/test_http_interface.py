@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import math
+import shutil
 import socket
 import subprocess
 import sys
@@ -269,3 +270,17 @@ def test_another_process_cannot_open_the_directory(tmp_path: Path, url: str, sql
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert done.returncode != 0 and "is in use by another process" in done.stderr
+
+
+def test_a_copy_of_a_store_that_followed_links_is_one_sentence(tmp_path: Path, sql: Client) -> None:
+    sql.command("CREATE DATABASE linked")
+    sql.command("CREATE TABLE linked.numbers (number UInt8) ENGINE = MergeTree ORDER BY number")
+    where = Path(sql.query("SELECT path FROM system.disks").result_rows[0][0])
+    assert (where / "metadata" / "linked").is_symlink()
+    (tmp_path / "copy" / "metadata" / "linked").mkdir(parents=True)
+    shutil.copy(where / "metadata" / "linked.sql", tmp_path / "copy" / "metadata")
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, tmp_path / "copy"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0 and "is a copy with files in place of links" in done.stderr

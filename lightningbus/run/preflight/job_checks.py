@@ -1,6 +1,7 @@
 """Checks that a training job can run: everything is loaded but the weights, and the agent runs once."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from lightningbus.run.settings.run_file import RunSettings, describe_problems
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.subjects import TRAIN_ROLLOUTS
-from lightningbus.tasks.task_loading import load_tasks
+from lightningbus.tasks.task_loading import TaskInput, load_tasks
 
 VERSIONS_AHEAD = 3
 """Weight versions needed beyond `max_staleness`: the one being evaluated, its successor, and the one being published.
@@ -83,9 +84,16 @@ def run_checks(
     if is_here:
         check_ports(settings)
     yield from check_servers(settings)
-    for path in (*job.learner.task_sources, *(each.task_source for each in job.eval.sets)):
-        problems = load_tasks(path)
-        yield f"{path}: {len(problems)} tasks"
+    trained_inputs: set[str] = set()
+    for path in job.learner.task_sources:
+        tasks = load_tasks(path)
+        trained_inputs.update(describe_input(task) for task in tasks)
+        yield f"{path}: {len(tasks)} tasks"
+    for held_out in job.eval.sets:
+        tasks = load_tasks(held_out.task_source)
+        yield f"{held_out.task_source}: {len(tasks)} tasks"
+        if num_trained := sum(describe_input(task) in trained_inputs for task in tasks):
+            yield f"warning: {num_trained} of the {len(tasks)} tasks of {held_out.task_source} are trained on too"
     if not job.eval.sets:
         yield "warning: no held-out tasks (eval.tasks): only rewards of training are known, and no version is the best"
     for learner in job.learners:
@@ -105,6 +113,11 @@ def run_checks(
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         trial = replace(describe_trial(settings, job, runner.agent_name), is_here=is_here)
         yield from asyncio.run(try_agent(runner, trial))
+
+
+def describe_input(task: TaskInput) -> str:
+    """Return the input of a task as a text that is the same for equal inputs."""
+    return json.dumps(task.input, sort_keys=True, default=str)
 
 
 def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
