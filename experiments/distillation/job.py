@@ -23,7 +23,7 @@ CHATS_OPTIM: dict[str, Any] = {"lr": 5e-4, **COSINE}
 CHATS_EPOCHS = 8
 STATES_AGENT = "lightningbus.tasks.recorded_prompts:answer"
 FIRST_RIGHT = """
-SELECT execution_id FROM rollouts WHERE mode = 'train' AND reward = 1 ORDER BY ended_at LIMIT 1 BY task_id LIMIT 256
+SELECT execution_id FROM rollouts WHERE mode = 'train' AND reward = 1 ORDER BY ended_at LIMIT 1 BY task_id
 """
 # The rollouts of training that had ended when the version was made.
 SPENT = """
@@ -184,7 +184,7 @@ class Job:
         }
 
     def write_states(self) -> Path:
-        """Write the prompts of a right rollout of each of some tasks, the first on record, as tasks."""
+        """Write the prompts of a right rollout of each task, the first on record, as tasks."""
         path = self._work / "states.jsonl"
         run_ours(
             "rollouts", "export", path, "--prompts", "--run", self._work / "runs" / "rewards", "--query", FIRST_RIGHT

@@ -117,8 +117,8 @@ class TrainResult(JobResult):
         if self.record is None or identify_record(directory) == self.record:
             return directory
         others = directory.parent.iterdir() if directory.parent.is_dir() else ()
-        if found := next((each for each in others if identify_record(each) == self.record), None):
-            return found
+        if moved := next((each for each in others if identify_record(each) == self.record), None):
+            return moved
         raise UserError(
             f"the run of this result is gone: {directory} does not hold it, nor does another directory there"
         )

@@ -83,7 +83,7 @@ def test_patience_ends_with_evaluations_that_are_no_better(means: list[float], h
 
 
 def test_patience_wants_evaluations_during_training() -> None:
-    with pytest.raises(ValueError, match="patience counts evaluations during training: set `every` too"):
+    with pytest.raises(ValueError, match="patience counts evaluations during training: set `tasks` and `every` too"):
         EvalSettings(tasks=Path("heldout.jsonl"), patience=2)
 
 

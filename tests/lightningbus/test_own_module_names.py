@@ -23,11 +23,14 @@ FUNCTIONS = """
 import json, os, urllib.request
 
 def solve(task):
+    if "OPENAI_BASE_URL" in os.environ:
+        ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions")
+    return {"answer": 1}
+
+def ask(url):
     body = {"model": "helper", "messages": [{"role": "user", "content": "hello"}]}
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
-    return {"answer": 1}
 
 def judge(task, result):
     return 1.0

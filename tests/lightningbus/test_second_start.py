@@ -149,6 +149,10 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "weights list": (),
     "weights show": ("0",),
     "weights export": ("there",),
+    "weights pin": ("0",),
+    "weights unpin": (),
+    "weights revoke": ("0", "--reason", "worse"),
+    "weights approve": ("0",),
     "prompts list": (),
     "prompts show": ("solver",),
 }
