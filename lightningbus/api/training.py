@@ -30,7 +30,11 @@ from lightningbus.run.preflight import job_checks
 from lightningbus.run.results.run_record import identify_record
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run_names
-from lightningbus.run.run_directory.recorded_settings import has_recorded_settings, read_recorded_settings
+from lightningbus.run.run_directory.recorded_settings import (
+    has_recorded_settings,
+    leave_out_replaced,
+    read_recorded_settings,
+)
 from lightningbus.run.settings.run_file import RunSettings
 
 ARGUMENTS = {
@@ -118,6 +122,7 @@ async def atrain(
         if isinstance(resume, str):
             options["name"] = _check_name(resume, options)
         recorded = _read_recorded(runs, options, settings, must_exist=isinstance(resume, str)) if resume else {}
+        recorded = leave_out_replaced(recorded, {**file, **options})
         if model is None and settings is None:  # the nodes serve what the learner starts from
             model = to_fields(options.get("learner", {})).get("model_path")
         base = _build_base(agent, model, tasks, heldout, runs)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def read_recorded_settings(run: RunDirectory) -> dict[str, Any]:
     return {**fields, "runs": str(run.path.parent)}
 
 
+def leave_out_replaced(recorded: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out a budget that a given one replaces: hours and money are limits of their own. Pure."""
+    return {name: value for name, value in recorded.items() if name != "budget" or name not in given}
+
+
 def load_named_run(name: str, config: Path | None, runs: Path = RUNS) -> RunSettings:
     """Load the settings of a run by its name or directory: those on record, then a run file's, then the environment.
 
@@ -63,6 +69,7 @@ def load_named_run(name: str, config: Path | None, runs: Path = RUNS) -> RunSett
     run = RunDirectory(Path(os.path.normpath(run.path)))
     recorded = read_recorded_settings(run)
     kept = {"name": run.path.name, "runs": recorded["runs"]}
-    fields = {**merge(recorded, load_fields(config) if config is not None else {}), **kept}
+    given = load_fields(config) if config is not None else {}
+    fields = {**merge(leave_out_replaced(recorded, given), given), **kept}
     settings = validate_settings(RunSettings, with_environment(fields), str(config or run.path / FILE))
     return find_cached_models(settings)
