@@ -54,9 +54,9 @@ def read_recorded_settings(run: RunDirectory) -> dict[str, Any]:
     return {**fields, "runs": str(run.path.parent)}
 
 
-def leave_out_replaced(recorded: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out a budget that a given one replaces: hours and money are limits of their own. Pure."""
-    return {name: value for name, value in recorded.items() if name != "budget" or name not in given}
+def leave_out_replaced(recorded: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out a budget that another one replaces: hours and money are limits of their own. Pure."""
+    return {name: value for name, value in recorded.items() if name != "budget" or name not in fields}
 
 
 def load_named_run(name: str, config: Path | None, runs: Path = RUNS) -> RunSettings:
@@ -69,7 +69,7 @@ def load_named_run(name: str, config: Path | None, runs: Path = RUNS) -> RunSett
     run = RunDirectory(Path(os.path.normpath(run.path)))
     recorded = read_recorded_settings(run)
     kept = {"name": run.path.name, "runs": recorded["runs"]}
-    given = load_fields(config) if config is not None else {}
-    fields = {**merge(leave_out_replaced(recorded, given), given), **kept}
+    changes = load_fields(config) if config is not None else {}
+    fields = {**merge(leave_out_replaced(recorded, changes), changes), **kept}
     settings = validate_settings(RunSettings, with_environment(fields), str(config or run.path / FILE))
     return find_cached_models(settings)
