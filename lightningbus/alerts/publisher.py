@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lightningbus.bus.client import PUBLISH_SECONDS, Bus
 from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
 from lightningbus.schemas import subjects
-from lightningbus.schemas.codec import decode
+from lightningbus.schemas.codec import DecodeError, decode
 from lightningbus.schemas.fleet import Alert
 
 BATCH = 256
@@ -47,7 +47,11 @@ class AlertPublisher:
                 msg_id = (message.headers or {}).get(MSG_ID, "")
                 if not msg_id.startswith(begin):
                     continue
-                key, alert = msg_id.removeprefix(begin).rpartition(":")[0], decode(Alert, message.data)
+                try:
+                    alert = decode(Alert, message.data)
+                except DecodeError:  # of another release; the store has it as a dead letter
+                    continue
+                key = msg_id.removeprefix(begin).rpartition(":")[0]
                 if alert.resolved:
                     self._firing.pop(key, None)
                 else:

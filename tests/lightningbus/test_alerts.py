@@ -30,6 +30,8 @@ async def test_an_alert_that_an_earlier_process_left_is_over_when_it_holds_no_mo
     for number in range(300):  # more than a page of the stream
         await earlier.update({"learner:a": gone, f"d{number}": back})
     await earlier.update({"learner:a": gone})
+    unreadable = {"Nats-Msg-Id": "alert:test:f:1"}
+    await bus.nc.jetstream().publish(subjects.ALERT, b"of another release", headers=unreadable)
     received: asyncio.Queue[Alert] = asyncio.Queue()
 
     async def receive(message: Msg) -> None:
