@@ -23,12 +23,11 @@ from lightningbus.store.ingest.ingester import Ingester
 from lightningbus.store.ingest.writer import Writer
 from lightningbus.store.role_liveness import RoleKey, RoleLiveness
 from lightningbus.store.settings import StoreSettings
+from lightningbus.store.step_pace import StepPace
 
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_SECONDS = 2.0
-SLOW_FACTOR = 3.0
-"""Ratio to a learner's last step, and to the timeout where it has made none, from which a step is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,25 +191,6 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
 def _format_status(beat: Heartbeat) -> str:
     """Format a role's status, without its own alert, which is shown beside this one."""
     return ", ".join(f"{key} {value}" for key, value in beat.status.items() if key != "alert")
-
-
-class StepPace:
-    """Tracks how long the training steps of each model take."""
-
-    def __init__(self) -> None:
-        self._last_at: dict[str, float] = {}
-        self._seconds: dict[str, float] = {}
-
-    def observe(self, last_step_at: Mapping[str, float]) -> None:
-        """Record when the last step of each model ended, in seconds."""
-        for model, at in last_step_at.items():
-            if at > self._last_at.get(model, at):
-                self._seconds[model] = at - self._last_at[model]
-            self._last_at[model] = at
-
-    def find_limit(self, model: str, timeout_seconds: float) -> float:
-        """Return the seconds that a step may take: the first ones load and compile, and large models are slow."""
-        return SLOW_FACTOR * self._seconds.get(model, timeout_seconds)
 
 
 class StallDetector:

@@ -1,4 +1,4 @@
-"""What libraries report of themselves, and no reader needs, is no line of a log."""
+"""Logs leave out what libraries report of themselves and no reader needs."""
 
 import logging
 import subprocess

@@ -50,7 +50,7 @@ class Arm:
 
 
 REWARDED: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 2e-4, **COSINE}}}
-POLISHED: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 1e-4, **COSINE}}}
+AFTER_CHATS: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 1e-4, **COSINE}}}
 TAUGHT: dict[str, Any] = {
     "actor": {"ppo_epochs": 4, "optim": {"lr": 2.5e-4, "lr_warmup_steps": 3, **COSINE}},
     "algorithm": {"adv_estimator": "reinforce_plus_plus"},  # it takes groups of one; without rewards it is idle
@@ -61,7 +61,7 @@ ARMS = {
     "rewards": Arm(8, 8, 72, REWARDED, every=4),
     "teacher": Arm(16, 1, 52, TAUGHT, every=4),
     "states": Arm(16, 1, 52, {**TAUGHT, "agent": "states"}, every=4),
-    "answers, then rewards": Arm(16, 4, 72, POLISHED, every=4, num_chats=96),
+    "answers, then rewards": Arm(16, 4, 72, AFTER_CHATS, every=4, num_chats=96),
 }
 
 

@@ -115,9 +115,8 @@ class VllmServer:
             log.warning("vLLM did not end within %g s and was ended by force", STOP_SECONDS)
 
     def _last_log_error(self) -> str:
-        return (
-            f"{find_error(self.log_path.read_text(errors='replace')) or 'no error in its log'} (log: {self.log_path})"
-        )
+        error = find_error(self.log_path.read_text(errors="replace"))
+        return f"{error or 'no error in its log'} (log: {self.log_path})"
 
 
 def find_error(log: str) -> str:

@@ -12,7 +12,8 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 MAX_DOUBLINGS = 10
 NO_CALL = "no model call"
 """Part of the reason for excluding a rollout whose agent called no model."""
-CALL_ADVICE = "the agent's client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+CALL_ADVICE = "client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+"""End of a sentence for an agent that called no model."""
 
 
 class RejectionStreak:
@@ -88,7 +89,7 @@ class RejectionStreak:
         if self._max_groups is None or self._num_failed < self._max_groups:
             return ""
         example = f"; for example {shorten(self._example, MAX_ERROR_CHARS)}" if self._example else ""
-        advice = f"; {CALL_ADVICE}" if self._never_calls else ""
+        advice = f"; the agent's {CALL_ADVICE}" if self._never_calls else ""
         return f"{self._findings}{example}{advice}: correct that and resume the run, or raise max_failed_groups"
 
     @property

@@ -22,17 +22,16 @@ from lightningbus.api.settings import (
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.train_result import TrainResult
 from lightningbus.api.user_errors import as_user_error, require_package
-from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
 from lightningbus.run.results.run_record import identify_record
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.run.run_directory.lookup import find_run_names
+from lightningbus.run.run_directory.lookup import no_such_run
 from lightningbus.run.run_directory.recorded_settings import (
+    drop_replaced_budget,
     has_recorded_settings,
-    leave_out_replaced,
     read_recorded_settings,
 )
 from lightningbus.run.settings.run_file import RunSettings
@@ -122,7 +121,7 @@ async def atrain(
         if isinstance(resume, str):
             options["name"] = _check_name(resume, options)
         recorded = _read_recorded(runs, options, settings, must_exist=isinstance(resume, str)) if resume else {}
-        recorded = leave_out_replaced(recorded, {**file, **options})
+        recorded = drop_replaced_budget(recorded, {**file, **options})
         if model is None and settings is None:  # the nodes serve what the learner starts from
             model = to_fields(options.get("learner", {})).get("model_path")
         base = _build_base(agent, model, tasks, heldout, runs)
@@ -154,9 +153,7 @@ def _read_recorded(
     """Read the settings of the start of a run that is resumed; empty where an earlier release started it."""
     run = RunDirectory(runs / str(options.get("name") or _read_name(settings)))
     if must_exist and not run.path.is_dir():
-        names = find_run_names(runs)
-        hint = suggest_name(run.path.name, names) if names else f"there is no run in {runs}"
-        raise UserError(f"there is no run {run.path.name!r}; {hint}".rstrip("; "))
+        raise no_such_run(run.path.name, runs)
     return read_recorded_settings(run) if must_exist or has_recorded_settings(run) else {}
 
 

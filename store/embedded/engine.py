@@ -64,7 +64,7 @@ class QueryResult:
 
 
 def find_replaced_links(path: Path) -> list[Path]:
-    """List the databases of a store whose link became a directory, as `scp -r` copies it: ClickHouse reads no such."""
+    """List the databases that are directories in place of links, as `scp -r` copies them, unreadable to ClickHouse."""
     return [each for each in (path / "metadata").glob("*/") if not each.is_symlink() and _is_atomic(each)]
 
 

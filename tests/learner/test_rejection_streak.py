@@ -130,7 +130,7 @@ async def test_a_learner_waits_for_the_end_of_an_outage(
 
 
 async def finish_without_call(bus: Bus, tasks: list[Task]) -> None:
-    """What a runner says of tasks whose agent gave a reward and asked no model."""
+    """Publish the ends of tasks whose agent gave a reward and called no model."""
     for task in tasks:
         (part,) = batches(task.id, task.sample_index, float(task.sample_index), samples=2, parts=1)
         assert part.end is not None

@@ -13,7 +13,8 @@ from lightningbus.schemas.fleet import Alert, Heartbeat, Role
 from lightningbus.schemas.grading import GradingRequest
 from lightningbus.schemas.tasks import Task
 from lightningbus.store.role_liveness import RoleKey, RoleLiveness
-from lightningbus.store.stall_detector import StallThresholds, StepPace, SystemSnapshot, diagnose
+from lightningbus.store.stall_detector import StallThresholds, SystemSnapshot, diagnose
+from lightningbus.store.step_pace import StepPace
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import batches
 from tests.polling import HANG_SECONDS

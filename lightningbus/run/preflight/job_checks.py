@@ -17,7 +17,7 @@ from lightningbus.run.preflight.learner_checks import check_functions, check_lea
 from lightningbus.run.preflight.memory_check import Target, check_memory
 from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.preflight.port_checks import check_ports
-from lightningbus.run.preflight.server_checks import check_servers
+from lightningbus.run.preflight.server_checks import check_bus_program, check_servers
 from lightningbus.run.preflight.setting_conflicts import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
 from lightningbus.run.processes.stack import complete_learner_settings
@@ -82,17 +82,19 @@ def run_checks(
     assert job.learner.tasks is not None
     is_here = target.gpu_memory_gib is None
     if is_here:
+        check_bus_program(settings)
         check_ports(settings)
     yield from check_servers(settings)
     trained_inputs: set[str] = set()
     for path in job.learner.task_sources:
         tasks = load_tasks(path)
-        trained_inputs.update(describe_input(task) for task in tasks)
+        if job.eval.sets:
+            trained_inputs.update(map(_serialize_input, tasks))
         yield f"{path}: {len(tasks)} tasks"
     for held_out in job.eval.sets:
         tasks = load_tasks(held_out.task_source)
         yield f"{held_out.task_source}: {len(tasks)} tasks"
-        if num_trained := sum(describe_input(task) in trained_inputs for task in tasks):
+        if num_trained := sum(_serialize_input(task) in trained_inputs for task in tasks):
             yield f"warning: {num_trained} of the {len(tasks)} tasks of {held_out.task_source} are trained on too"
     if not job.eval.sets:
         yield "warning: no held-out tasks (eval.tasks): only rewards of training are known, and no version is the best"
@@ -115,8 +117,8 @@ def run_checks(
         yield from asyncio.run(try_agent(runner, trial))
 
 
-def describe_input(task: TaskInput) -> str:
-    """Return the input of a task as a text that is the same for equal inputs."""
+def _serialize_input(task: TaskInput) -> str:
+    """Return the input of a task as a text, the same for equal inputs."""
     return json.dumps(task.input, sort_keys=True, default=str)
 
 

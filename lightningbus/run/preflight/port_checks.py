@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightningbus.bus.embedded.nats_server import find_server
-from lightningbus.bus.errors import BusError
 from lightningbus.common.listeners import AddressInUseError, open_listener
 from lightningbus.common.role_settings import RoleSettings, parse_address
 from lightningbus.run.errors import UserError
@@ -24,15 +22,7 @@ class Listener:
 
 
 def check_ports(settings: RunSettings) -> None:
-    """Raise `UserError` at the first port that is taken, not allowed to this user, or given twice.
-
-    So it does where the server of an embedded bus is not installed.
-    """
-    if settings.bus.url is None:
-        try:
-            find_server()
-        except BusError as error:
-            raise UserError(str(error)) from error
+    """Raise `UserError` at the first port that is taken, not allowed to this user, or given twice."""
     listeners = [each for each in list_listeners(settings) if each.port]
     for number, listener in enumerate(listeners):
         for other in listeners[:number]:

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Iterator
 
 from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import find_server
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.jetstream import addresses
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.common.flat_settings import without_secrets
+from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.discovery import find_credentials_directory
 from lightningbus.run.settings.run_file import BusSettings, RunSettings
 
@@ -21,6 +23,15 @@ def check_servers(settings: RunSettings) -> Iterator[str]:
         yield asyncio.run(_check_bus(settings.bus, settings.bus.url))
     if settings.store is not None and settings.store.url is not None:
         yield _check_clickhouse(settings.store.url)
+
+
+def check_bus_program(settings: RunSettings) -> None:
+    """Raise `UserError` if this machine lacks the program of the embedded bus that the run would start."""
+    if settings.bus.url is None:
+        try:
+            find_server()
+        except BusError as error:
+            raise UserError(str(error)) from error
 
 
 async def _check_bus(settings: BusSettings, url: str) -> str:

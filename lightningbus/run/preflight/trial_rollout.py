@@ -9,6 +9,7 @@ from typing import Any
 from lightningbus.bus.errors import CredentialsError
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.rollouts.rejection_streak import CALL_ADVICE
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
 from lightningbus.run.preflight.scripted_node import ScriptedNode
@@ -25,8 +26,6 @@ from lightningbus.runners.workspaces.factory import make_executors
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_loading import TaskInput
-
-CALL_ADVICE = "its client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +154,14 @@ def describe(
     if result.outcome != "ok":
         raise UserError(f"{name}: {task} failed when {_list_answers(runner)}: {result.error}")
     if not num_calls and trial.mode == "train":
-        raise UserError(f"{name}: {task} made no model call, so that there is no token to train on: {CALL_ADVICE}")
+        raise UserError(f"{name}: {task} made no model call, so that there is no token to train on: its {CALL_ADVICE}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
     calls = f"{num_calls} model call{'' if num_calls == 1 else 's'}"
     judges = f"; not asked, their answers were scripted too: {', '.join(runner.endpoints)}" if runner.endpoints else ""
     hint = "" if result.reward or not num_calls else f"; {_list_answers(runner)} (runners.scripted_answers)"
     yield f"{name}: {task} with scripted answers: {calls}, {reward}, {seconds:.1f} s{judges}{hint}"
     if not num_calls:
-        yield f"warning: {name} made no model call: {CALL_ADVICE}"
+        yield f"warning: {name} made no model call: its {CALL_ADVICE}"
 
 
 def _list_answers(runner: RunnerSettings) -> str:

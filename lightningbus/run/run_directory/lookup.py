@@ -20,9 +20,14 @@ def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
         return RunDirectory.latest(runs)
     if (named := find_named_run(run, runs)) is not None:
         return named
+    raise no_such_run(run, runs)
+
+
+def no_such_run(run: str, runs: Path = RUNS) -> UserError:
+    """Build the error for a name that no run has, with the nearest names in ``runs``."""
     names = find_run_names(runs)
     hint = suggest_name(run, names) if names else f"there is no run in {runs}"
-    raise UserError(f"there is no run {run!r}; {hint}".rstrip("; "))
+    return UserError(f"there is no run {run!r}; {hint}".rstrip("; "))
 
 
 def find_named_run(run: str, runs: Path = RUNS) -> RunDirectory | None:

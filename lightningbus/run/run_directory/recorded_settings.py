@@ -9,6 +9,7 @@ from typing import Any
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.run.run_directory.whole_file import write_whole
 from lightningbus.run.settings.hub_models import find_cached_models
 from lightningbus.run.settings.run_file import RunSettings, load_fields, validate_settings, with_environment
 from lightningbus.run.settings.sources import merge
@@ -18,14 +19,8 @@ FILE = "run.json"
 
 def record_settings(run: RunDirectory, settings: RunSettings) -> None:
     """Write the settings of a start, whole or not at all; raises `UserError` where they cannot be written."""
-    path = run.path / FILE
-    temporary = path.with_name(f".{FILE}")
-    try:
-        temporary.touch(mode=0o600)  # settings may hold addresses with passwords
-        temporary.write_text(settings.model_dump_json(exclude_unset=True, indent=2))
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    text = settings.model_dump_json(exclude_unset=True, indent=2)
+    write_whole(run.path / FILE, text, mode=0o600)  # it may hold addresses with passwords
 
 
 def has_recorded_settings(run: RunDirectory) -> bool:
@@ -54,8 +49,8 @@ def read_recorded_settings(run: RunDirectory) -> dict[str, Any]:
     return {**fields, "runs": str(run.path.parent)}
 
 
-def leave_out_replaced(recorded: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out a budget that another one replaces: hours and money are limits of their own. Pure."""
+def drop_replaced_budget(recorded: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings on record without their budget if ``fields`` has one: its limits are not merged. Pure."""
     return {name: value for name, value in recorded.items() if name != "budget" or name not in fields}
 
 
@@ -70,6 +65,6 @@ def load_named_run(name: str, config: Path | None, runs: Path = RUNS) -> RunSett
     recorded = read_recorded_settings(run)
     kept = {"name": run.path.name, "runs": recorded["runs"]}
     changes = load_fields(config) if config is not None else {}
-    fields = {**merge(leave_out_replaced(recorded, changes), changes), **kept}
+    fields = {**merge(drop_replaced_budget(recorded, changes), changes), **kept}
     settings = validate_settings(RunSettings, with_environment(fields), str(config or run.path / FILE))
     return find_cached_models(settings)
