@@ -67,20 +67,24 @@ class Inserter:
         """
         backoff = Backoff(RETRY_POLICY)
         num_tries = num_short = 0  # num_short: inserts that wrote too few rows
+        takes_others = False  # whether the table took another row just before this try
         while True:
             try:
                 with metrics.insert_duration.time(), tracing.start_as_current_span("insert"):
                     await run_in_daemon_thread(self._insert_tables, batch, written, num_short)
             except Exception as error:
                 num_tries, num_short = num_tries + 1, num_short + isinstance(error, RowsMissingError)
-                if rejection := await self._find_rejection(error, num_tries, next_table(batch, written)):
+                table = next_table(batch, written)
+                if rejection := self._find_rejection(error, num_tries, table, takes_others):
                     return rejection
+                is_suspect = num_tries >= PATIENCE[cause_of(error)]
                 delay = backoff.next_delay()
                 log.warning("not inserted, trying again in %.1f s: %s", delay, self.problem)
             else:
                 self.problem = ""
                 return None
             await asyncio.sleep(delay)
+            takes_others = is_suspect and await self._can_insert(table)
 
     def _insert_tables(self, batch: InsertBatch, written: set[str], num_short: int) -> None:
         for table, columns in batch.tables.items():
@@ -99,7 +103,7 @@ class Inserter:
         settings = {"insert_deduplication_token": token, **INSERT_SETTINGS}
         return self._insert_columns(self._database, table, columns, settings)
 
-    async def _find_rejection(self, error: Exception, num_tries: int, table: str) -> Rejection | None:
+    def _find_rejection(self, error: Exception, num_tries: int, table: str, takes_others: bool) -> Rejection | None:
         cause = cause_of(error)
         if cause is Cause.ROWS:
             self.problem = ""
@@ -108,14 +112,15 @@ class Inserter:
         self.problem = _one_line(error)[:MAX_PROBLEM_CHARS]
         if num_tries < PATIENCE[cause]:
             return None
-        if (row := self._last_rows.get(table)) is None:
+        if table not in self._last_rows:
             return Rejection.of(error, is_certain=False)
-        return Rejection.of(error) if await self._can_insert(table, row) else None
+        return Rejection.of(error) if takes_others else None
 
-    async def _can_insert(self, table: str, row: pa.Table) -> bool:
+    async def _can_insert(self, table: str) -> bool:
         """Return whether a table takes a row that it took before. It stays one row: tables fold equal identities."""
+        token = f"{table}:again:{time.time_ns()}"
         try:
-            await run_in_daemon_thread(self._insert, table, row, f"{table}:again:{time.time_ns()}")
+            await run_in_daemon_thread(self._insert, table, self._last_rows[table], token)
         except Exception as error:
             log.debug("%s takes no other row either: %s", table, error)
             return False
