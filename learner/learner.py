@@ -46,6 +46,8 @@ from lightningbus.tasks.task_loading import TaskInput, load_tasks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+END_BETWEEN_STEPS = signal.SIGUSR1
+"""Signal on which a learner finishes its step, writes a checkpoint and ends; Slurm sends it before a time limit."""
 
 
 async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
@@ -92,10 +94,12 @@ class Learner:
         self._trainer: Trainer | None = None
         self._teachers: Teachers | None = None
         self._is_leaving = False
+        self._ending = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
         name = default_instance_id(self._settings.id)
+        asyncio.get_running_loop().add_signal_handler(END_BETWEEN_STEPS, self._end_between_steps)
         async with self._nodes, self._bus.heartbeat("learner", name, self._describe) as heartbeat, self._broadcaster:
             try:
                 try:
@@ -129,6 +133,11 @@ class Learner:
                 if self._teachers is not None:
                     await self._teachers.close()
                 await asyncio.to_thread(self._thread.shutdown)
+
+    def _end_between_steps(self) -> None:
+        self._ending.set()
+        if self._loop is not None:
+            self._loop.end_between_steps()
 
     async def _start(self) -> TrainingLoop:
         """Start from nothing or from the checkpoint, under our own epoch."""
@@ -195,6 +204,7 @@ class Learner:
             in_thread=self._in_thread,
             teachers=self._teachers,
             replay=replay,
+            ending=self._ending,
         )
         if checkpoint is None:
             await consumer.find_position()  # the first checkpoint needs the stream's mark too
@@ -202,8 +212,12 @@ class Learner:
         else:
             path = checkpoint[0]
         loop.state = state = await committer.claim_epoch(path, checkpoint, state)
-        if checkpoint is not None and state.version != checkpoint[1].version:  # its number is on no checkpoint yet
-            loop.abandon_replay()
+        if checkpoint is not None and (state.version, state.step_sha256) != (
+            checkpoint[1].version,
+            checkpoint[1].step_sha256,
+        ):  # what follows is of no checkpoint yet
+            if state.version != checkpoint[1].version:
+                loop.abandon_replay()
             await committer.write_checkpoint(loop.checkpoint_state(state))
         metrics.learner_weight_version.set(state.version)
         if state.last_step_event:

@@ -75,6 +75,8 @@ class TrainingLoop:
     audits: AuditLog
     in_thread: InThread
     teachers: Teachers | None = None
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the loop is to end between two steps, with a checkpoint."""
     replay: StepReplay = field(default_factory=StepReplay)
     """Steps since the checkpoint, which are repeated first."""
     last_event: TrainingStep | None = None
@@ -93,13 +95,23 @@ class TrainingLoop:
         self.gate = GroupGate(self.bus, self.settings, self.dispatcher, self.excluded, self.builder, self.in_thread)
 
     async def run(self) -> None:
-        """Train until `max_steps`, then publish the dispositions of rollouts that came too late."""
+        """Train until `max_steps`, then publish the dispositions of rollouts that came too late.
+
+        End before, with a checkpoint of the last step, if that is asked for.
+        """
         while self.state.step < self.settings.max_steps:
+            if self._is_ending:
+                await self.committer.writer.wait()
+                await self._write_checkpoint(self.state)
+                log.info("asked to end between two steps: the checkpoint of step %d is written", self.state.step)
+                return
             waited_since = time.monotonic()
             self.phase = "waiting"
             with tracing.start_as_current_span("step", {attributes.RUN: self.settings.run}) as span:
                 with tracing.start_as_current_span("wait"):
                     groups = await self._next_groups()
+                    if groups is None:
+                        continue
                     if self.teachers is not None:
                         self._is_scoring = True
                         try:
@@ -131,11 +143,24 @@ class TrainingLoop:
             outstanding=self.dispatcher.outstanding(trained),
             task_results=self.dispatcher.selector.snapshot(),
             journal_mark=self.committer.journal.add_mark(self.replay.steps),
+            step_sha256=self.settings.step_sha256,
         )
 
-    async def _next_groups(self) -> list[RolloutGroup]:
+    def end_between_steps(self) -> None:
+        """Let `run` end after the step in progress, and after steps that are made again."""
+        self.ending.set()
+        self.consumer.attempt_ended.set()
+
+    @property
+    def _is_ending(self) -> bool:
+        return self.ending.is_set() and not self.replay  # steps are made again under the settings of the first time
+
+    async def _next_groups(self) -> list[RolloutGroup] | None:
+        """Wait for the groups of the next step; return None if the loop is to end first."""
         while self.settings.groups_per_step:
             self.consumer.attempt_ended.clear()  # first of all: what ends from here on is looked at again
+            if self._is_ending:
+                return None
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())

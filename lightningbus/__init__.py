@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightningbus.api.training_steps import TrainingSteps, atrain_steps
     from lightningbus.run.errors import UserError
     from lightningbus.run.evaluation.evaluation import Evaluation
-    from lightningbus.run.jobs.callbacks import Alert, Callback, Step
+    from lightningbus.run.jobs.callbacks import Alert, Callback, Change, Step
 
 _MODULES = {
     "train": "lightningbus.api.blocking",
@@ -33,6 +33,7 @@ _MODULES = {
     "settings": "lightningbus.settings",
     "TrainSettings": "lightningbus.api.settings",
     "Callback": "lightningbus.run.jobs.callbacks",
+    "Change": "lightningbus.run.jobs.callbacks",
     "Step": "lightningbus.run.jobs.callbacks",
     "Alert": "lightningbus.run.jobs.callbacks",
     "TrainResult": "lightningbus.api.train_result",
@@ -57,6 +58,7 @@ __all__ = [
     "Alert",
     "AsyncSession",
     "Callback",
+    "Change",
     "Evaluation",
     "EvaluationResult",
     "RewardCurve",

@@ -64,6 +64,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """Nonce of the message id under which it is published, both times."""
     journal_mark: str = ""
     """The id of the journal's mark for this checkpoint."""
+    step_sha256: str = ""
+    """`LearnerSettings.step_sha256` under which the steps after this checkpoint are made; empty: unknown."""
 
 
 class Checkpoints:

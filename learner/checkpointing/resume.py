@@ -52,7 +52,9 @@ def resume(
     steps = _steps_since(state, records)
     known_epoch = max([state.epoch, *(record.epoch for record in records if isinstance(record, EpochClaim))])
     version = state.version
-    if last is not None and last.version > version:
+    if steps and state.step_sha256 not in ("", settings.step_sha256):  # other settings make other weights
+        version, steps = skip_versions(version, max(last.version if last else 0, steps[-1].version)), []
+    elif last is not None and last.version > version:
         reached = steps[-1].version if steps else version
         if last.version > reached or last.epoch > known_epoch:
             version, steps = skip_versions(version, max(last.version, reached)), []
@@ -60,6 +62,7 @@ def resume(
         _with_groups(state, records, steps),
         epoch=max(known_epoch, last.epoch if last else 0) + 1,
         version=version,
+        step_sha256=settings.step_sha256,
     )
     return Resumption(state, steps)
 

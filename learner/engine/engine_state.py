@@ -52,12 +52,17 @@ def write(state: State, path: Path, process_group: Any | None) -> None:
 
 
 def load(engine: Any, path: Path) -> None:
-    """Load a state that `write` wrote with any number of ranks; every rank must call this."""
+    """Load a state that `write` wrote with any number of ranks; every rank must call this.
+
+    The optimiser's learning rate and other numbers stay those of the engine, whose settings may have changed.
+    """
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
     names = {name.partition(".")[0] for name in FileSystemReader(path).read_metadata().state_dict_metadata}
+    numbers = [{name: value for name, value in group.items() if name != "params"} for group in _groups(engine)]
+    rates = list(engine.lr_scheduler.base_lrs)
     state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict()}
     if OPTIMIZER in names:
         state[OPTIMIZER] = _optimizer(engine)
@@ -68,8 +73,23 @@ def load(engine: Any, path: Path) -> None:
     if OPTIMIZER in names:
         set_optimizer_state_dict(engine.module, engine.optimizer, state[OPTIMIZER])
     engine.lr_scheduler.load_state_dict(state[SCHEDULE])
+    _set_rates(engine, numbers, rates)
     if _random() in names:
         _restore_rng(state[_random()])
+
+
+def _groups(engine: Any) -> list[dict[str, Any]]:
+    return list(engine.optimizer.param_groups)
+
+
+def _set_rates(engine: Any, numbers: list[dict[str, Any]], rates: list[float]) -> None:
+    """Give each group of parameters its numbers, and the rate that the schedule has now for its first rate."""
+    scheduler = engine.lr_scheduler
+    scheduler.base_lrs = rates
+    factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    scheduler._last_lr = [rate * factor for rate, factor in zip(rates, factors, strict=True)]
+    for group, values, rate in zip(_groups(engine), numbers, scheduler._last_lr, strict=True):
+        group |= {**values, "lr": rate}
 
 
 def _model(engine: Any) -> dict[str, Any]:

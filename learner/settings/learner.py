@@ -1,5 +1,6 @@
 """Settings of the learner. What verl calls by a name is called by that name here."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -35,8 +36,11 @@ from lightningbus.tasks.task_source import TaskSource
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 RETRY_SECONDS = 60.0
 """Seconds between two attempts of a rollout: enough to notice a dead runner and find another one."""
-
-
+STEP_FIELDS = {
+    *("actor", "algorithm", "credit", "critic", "failed_rollouts", "loss_weights", "max_staleness", "overlong"),
+    *("reward", "seq_len", "sequence_mode", "staleness", "train_roles"),
+}
+"""Settings that decide what a training step makes of its rollouts, beside the model and the engine."""
 REPLACED_PER_GROUP = 10
 """Groups without signal that are replaced for each group of a step, where the user gave no number."""
 GROUPS_ONE_BY_ONE = 10
@@ -283,6 +287,11 @@ class LearnerSettings(ModelRoleSettings):
     def failed_groups_limit(self) -> int:
         """Groups in a row that may give nothing to train on."""
         return self.max_failed_groups or self.num_groups_under_way + GROUPS_ONE_BY_ONE
+
+    @property
+    def step_sha256(self) -> str:
+        """Digest of the settings that decide what a training step computes, in hexadecimal."""
+        return hashlib.sha256(self.model_dump_json(include=STEP_FIELDS).encode()).hexdigest()
 
     @property
     def has_single_update(self) -> bool:

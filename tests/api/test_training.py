@@ -187,6 +187,48 @@ def test_a_callback_ends_training_and_the_newest_version_is_evaluated(
     assert result.best_version in (0, newest)
 
 
+class Slower(lb.Callback):
+    """Lowers the learning rate after the second step, and asks for smaller groups after the fourth."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, float]] = []
+
+    def on_step(self, step: lb.Step) -> lb.Change | None:
+        self.steps.append((step.step, step.metrics["actor/lr"]))
+        if step.step == 2:
+            return lb.Change({"actor": {"optim": {"lr": 1e-7}}}, reason="two are enough")
+        return lb.Change({"groups_per_step": 1}) if step.step == 4 else None
+
+
+def test_a_callback_changes_settings_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(NOTEBOOK, names)
+    callback, learner = Slower(), {"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}}
+    learner |= {"actor": {"optim": {"lr": 1e-5}}, "checkpoint_interval": 100}
+    job: dict[str, Any] = {"learner": learner, "inference": ENGINE, "store": STORE, "group_size": 2, "name": "slower"}
+    job |= {"groups_per_step": 2, "model": tmp_path / "model", "tasks": TRAIN, "callbacks": [callback]}
+    result = lb.train(names["solve"], max_steps=60, **job)
+    rates = dict(callback.steps)
+    assert list(rates) == list(range(1, 61)) and {rates[1], rates[2]} == {1e-5} and rates[60] == 1e-7
+    figures = result.figures
+    assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["num_starts"]) == (0, 0, 1)
+    first, second = figures["changes"]
+    assert first["learner"] == {"actor": {"optim": {"lr": 1e-7}}} and first["after_step"] == 2
+    assert first["reason"] == "Slower.on_step: two are enough" and second["learner"] == {"groups_per_step": 1}
+    with lb.connect("slower") as session:
+        rows = session.query(
+            "SELECT JSONExtractUInt(settings, 'groups_per_step') AS groups, uniqExact(rollout_id) AS rollouts "
+            "FROM training_steps JOIN training_rollouts USING (run_id, step) WHERE trained GROUP BY step, groups"
+        )
+        versions = session.query("SELECT version FROM training_steps ORDER BY version")
+    assert {(row["groups"], row["rollouts"]) for row in rows} == {(2, 4), (1, 2)}
+    assert [row["version"] for row in versions] == list(range(1, 61)), "a step was made again, or left out"
+    more = lb.train(names["solve"], max_steps=61, resume=True, **job)
+    assert callback.steps[-1] == (61, 1e-7) and len(more.figures["changes"]) == 2
+
+
 def test_a_job_without_held_out_tasks_is_trained_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fitting_model(tmp_path / "model")

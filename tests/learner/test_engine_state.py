@@ -106,3 +106,19 @@ def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(
     trainer = start()
     trainer.begin_save(tmp_path / "checkpoint")
     assert (tmp_path / "checkpoint" / ".metadata").exists()
+
+
+def test_a_checkpoint_goes_on_at_the_rate_of_the_settings(start: Callable[..., VerlTrainer], tmp_path: Path) -> None:
+    """Where they have changed since it was written; with the schedule where it was."""
+    trainer = start(**CHANGES)
+    batch = batch_of(trainer, conversations(count=3))
+    trainer.step(batch)
+    trainer.save(tmp_path / "one")
+    optim = {"lr": 2e-4, "lr_warmup_steps": 4, "weight_decay": 0.5}
+    other = start(**CHANGES | {"actor": {**CHANGES["actor"], "optim": optim}})
+    other.load(tmp_path / "one")
+    rate = trainer._engine.lr_scheduler.get_last_lr()[0] / 5
+    assert other._engine.lr_scheduler.get_last_lr() == [pytest.approx(rate)] and rate > 0
+    (group,) = other._engine.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (pytest.approx(rate), 0.5)
+    assert other.step(batch)["actor/lr"] == pytest.approx(rate)

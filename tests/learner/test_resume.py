@@ -50,6 +50,21 @@ def test_a_first_start_is_version_0_of_epoch_1() -> None:
     assert resume(None, None, SETTINGS) == Resumption(LearnerState(run_id="run", model="policy"))
 
 
+def test_steps_under_other_settings_are_not_made_again() -> None:
+    """They would lead to other weights under the numbers of versions that nodes have."""
+    checkpoint = Path("c"), state(step_sha256=SETTINGS.step_sha256)
+    records = [step(6, 0), step(7, 1)]
+    same = resume(checkpoint, on_the_bus(6, 2), SETTINGS, records)
+    assert ([each.version for each in same.steps], same.state.version) == ([6, 7], 5)
+    changed = SETTINGS.model_copy(update={"overlong": "split"})
+    other = resume(checkpoint, on_the_bus(6, 2), changed, records)
+    assert (list(other.steps), other.state.version) == ([], skip_versions(5, 7))
+    assert other.state.step_sha256 == changed.step_sha256 != SETTINGS.step_sha256
+    assert resume(checkpoint, on_the_bus(5, 2), changed).state.version == 5, "no step is lost"
+    more_steps = SETTINGS.model_copy(update={"max_steps": 99, "checkpoint_interval": 7})
+    assert len(resume(checkpoint, on_the_bus(6, 2), more_steps, records).steps) == 2
+
+
 @pytest.mark.parametrize(
     ("version", "epoch", "records", "expected"),
     [

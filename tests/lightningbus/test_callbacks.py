@@ -8,7 +8,7 @@ import pytest
 from lightningbus.api.train_result import TrainResult
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
-from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Step
+from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Change, Step
 from lightningbus.run.results.best_version import has_stopped_improving
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.schemas import fleet
@@ -36,6 +36,13 @@ class Notes(Callback):
         self.seen.append((alert.role, alert.reason, alert.is_resolved))
 
 
+class Lowers(Callback):
+    """Asks for a lower rate after each step."""
+
+    def on_step(self, step: Step) -> Change:
+        return Change({"actor": {"optim": {"lr": 1e-6 / step.step}}})
+
+
 class Fails(Callback):
     """Has a mistake."""
 
@@ -51,7 +58,12 @@ async def test_each_event_of_this_start_is_reported_once_in_order(tmp_path: Path
     with prepared(tmp_path / "store") as store:
         seed_store.insert(store.sql, [*steps[:2], alert])
         notes = Notes(last=4)
-        caller = CallbackCaller([notes], "first")
+        changes: list[tuple[str, Change]] = []
+
+        async def change(wish: Change, name: str) -> None:
+            changes.append((name, wish))
+
+        caller = CallbackCaller([notes, Lowers()], "first", change)
         await caller.begin(store.sql)
         await caller.report_new(store.sql)
         assert notes.seen == [], "an earlier start was not left out"
@@ -65,10 +77,13 @@ async def test_each_event_of_this_start_is_reported_once_in_order(tmp_path: Path
         assert notes.seen == [("policy", 3), ("policy", 4), ("runner", "no runner is there", True), 4]
         await caller.wait_stopped()
         assert caller.stop_reason == "Notes.on_step: step 4 is enough"
+        rates = [wish.learner["actor"]["optim"]["lr"] for _, wish in changes]
+        assert rates == [1e-6 / 3, 1e-6 / 4] and changes[0][0] == "Lowers.on_step"
+        assert (caller.find_last_step("policy"), caller.find_last_step("other")) == (4, 0)
         with pytest.raises(
             UserError, match=r"callback Fails\.on_step failed: KeyError: 'no_such_metric' \(.*line \d+\)"
         ):
-            await CallbackCaller([Fails()], "first").report_new(store.sql)
+            await CallbackCaller([Fails()], "first", change).report_new(store.sql)
 
 
 @pytest.mark.parametrize(

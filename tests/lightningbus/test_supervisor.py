@@ -64,6 +64,46 @@ async def test_a_child_that_dies_is_started_again_and_stopped_at_the_end(
     assert not Path(f"/proc/{second}").exists()
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_child_is_started_again_with_other_settings(
+    bus: Bus, nats_url: str, tmp_path: Path, is_late: bool
+) -> None:
+    """By a signal at which it ends by itself; also where it was killed before it had the signal."""
+    program = tmp_path / "program"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, pathlib, signal, sys\n"
+        "path = pathlib.Path(sys.argv[-1])\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+        f"pathlib.Path({str(tmp_path)!r}, json.loads(path.read_text())['id']).touch()\n"
+        "while True: signal.pause()\n"
+    )
+    program.chmod(0o700)
+    supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
+
+    async def until_started(id: str) -> None:
+        async with asyncio.timeout(HANG_SECONDS):
+            while not (tmp_path / id).exists():
+                await asyncio.sleep(0.02)
+
+    def learner(id: str) -> ChildSpec:
+        return ChildSpec("learner", "learner", LearnerSettings(model_path=tmp_path, python_executable=program, id=id))
+
+    await supervisor.start(learner("one"))
+    await until_started("one")
+    if is_late:
+        os.kill(supervisor.pids()["learner"], signal.SIGKILL)
+    await supervisor.restart(learner("two"))
+    await until_started("two")
+    await supervisor.restart(ChildSpec("learner-1", "learner", learner("one").settings))  # there is none
+    assert supervisor.expected() == {"learner": "learner"}
+    os.kill(supervisor.pids()["learner"], signal.SIGUSR1)  # not by the supervisor: its work is done
+    async with asyncio.timeout(HANG_SECONDS):
+        await supervisor.wait_finished("learner")
+    await supervisor.restart(learner("three"))
+    await supervisor.stop_all()
+    assert not (tmp_path / "three").exists()
+
+
 async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
     bus: Bus, nats_url: str, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Callbacks of a training job: they get its steps, evaluations and alerts, and may end training."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,29 +57,48 @@ class Alert:
     fired_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A wish of a callback for other settings of a learner, from the next step on.
+
+    The learner ends its step, writes a checkpoint and starts again with them: no rollout is lost. That takes as long as
+    loading the model, so change settings now and then, not in each step.
+    """
+
+    learner: Mapping[str, Any]
+    """Settings by their names in a run file, as ``{"actor": {"optim": {"lr": 1e-6}}}``; the others stay."""
+    reason: str = ""
+    """Reason for the record, such as ``the reward fell``."""
+    model: str = ""
+    """Model whose learner it is; empty: the only one."""
+
+
 class Callback:
     """Base of a callback of `train`; its methods run in a thread of the calling process, one after the other.
 
     Each may return a reason to stop: the step in progress is dropped, the newest version is evaluated, and `train`
-    returns as it does after the last step. An exception ends the run with a `UserError`; the same call with resume=True
-    goes on.
+    returns as it does after the last step. Or it returns a `Change`, and training goes on with other settings. An
+    exception ends the run with a `UserError`; the same call with resume=True goes on.
     """
 
-    def on_step(self, step: Step) -> str | None:
+    def on_step(self, step: Step) -> str | Change | None:
         """Take a step of this start, in the order of steps."""
 
-    def on_evaluation(self, evaluation: Evaluation) -> str | None:
+    def on_evaluation(self, evaluation: Evaluation) -> str | Change | None:
         """Take the held-out rewards of a version once its evaluation has ended."""
 
-    def on_alert(self, alert: Alert) -> str | None:
+    def on_alert(self, alert: Alert) -> str | Change | None:
         """Take an alert that was raised, or has ended, since this start."""
 
 
 class CallbackCaller:
     """Calls the callbacks of one start of a job; each event reaches each of them once, in order."""
 
-    def __init__(self, callbacks: Sequence[Callback], run: str) -> None:
-        self._callbacks, self._run = callbacks, run
+    def __init__(
+        self, callbacks: Sequence[Callback], run: str, change: Callable[[Change, str], Awaitable[None]]
+    ) -> None:
+        """``change`` is called with each change that a callback asks for, and the name of its method."""
+        self._callbacks, self._run, self._change = callbacks, run, change
         self._last_steps: dict[str, int] = {}
         self._last_alert_ns = 0
         self._thread = ThreadPoolExecutor(1, "callbacks")
@@ -123,6 +142,10 @@ class CallbackCaller:
             self._last_alert_ns = fired_at_ns
             await self._call("on_alert", Alert(role, reason, is_resolved, fired_at))
 
+    def find_last_step(self, model: str) -> int:
+        """Return the newest step of a model that was reported; 0: none was."""
+        return self._last_steps.get(model, 0)
+
     async def report_evaluation(self, evaluation: Evaluation) -> None:
         """Report an evaluation; raise `UserError` if a callback fails."""
         await self._call("on_evaluation", evaluation)
@@ -136,8 +159,10 @@ class CallbackCaller:
         for callback in self._callbacks:
             name, function = f"{type(callback).__name__}.{method}", getattr(callback, method)
             try:
-                reason = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
+                wish = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
             except Exception as error:  # code of the user's
                 raise UserError(f"callback {name} failed: {describe_error(error, function)}") from error
-            if reason:
-                self.stop(f"{name}: {reason}")
+            if isinstance(wish, Change):
+                await self._change(wish, name)
+            elif wish:
+                self.stop(f"{name}: {wish}")

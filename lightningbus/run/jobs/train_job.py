@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from datetime import UTC, datetime
 
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -17,7 +19,7 @@ from lightningbus.run.evaluation.evaluation import Evaluation, format_label
 from lightningbus.run.evaluation.held_out import HeldOut, HeldOutSet, build_held_out_request
 from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.evaluation.version_turns import Turn, take_turns
-from lightningbus.run.jobs.callbacks import Callback, CallbackCaller
+from lightningbus.run.jobs.callbacks import Callback, CallbackCaller, Change
 from lightningbus.run.jobs.children import (
     publish_models,
     start_children,
@@ -43,6 +45,7 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
+from lightningbus.run.settings.setting_change import SettingChange, apply_changes, change_learner
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
 
@@ -122,11 +125,12 @@ class _Training:
         runner: RoundRunner | None,
         callbacks: Sequence[Callback],
     ) -> None:
-        self._stack, self._settings, self._learners, self._heldout = stack, settings, learners, heldout
+        self._stack, self._settings, self._heldout = stack, settings, heldout
         self._runner = runner
         self._names = learner_names(settings) or ["learner"]
         self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
-        self._callbacks = CallbackCaller(callbacks, self._results.run)
+        self._learners = apply_changes(learners, self._results.changes)
+        self._callbacks = CallbackCaller(callbacks, self._results.run, self._change_settings)
 
     async def run(self, ready: Awaitable[object] | None) -> JobResult:
         """See `train`."""
@@ -285,6 +289,36 @@ class _Training:
         await self._callbacks.wait_stopped()
         self._stack.view.set_note(f"training ends early: {self._callbacks.stop_reason}")
         await self._stack.supervisor.stop(*self._names, seconds=EARLY_END_SECONDS)
+
+    async def _change_settings(self, change: Change, name: str) -> None:
+        """Give a learner other settings from its next step on, and keep them; raise `UserError` if it cannot have them.
+
+        ``name``: the callback that asks for it.
+        """
+        models = [learner.model for learner in self._learners]
+        if (model := change.model or models[0]) not in models or (not change.model and len(models) > 1):
+            raise UserError(f"callback {name}: name the model of the change; trained are {', '.join(models)}")
+        position = models.index(model)
+        try:
+            changed = change_learner(self._learners[position], change.learner)
+        except UserError as error:
+            raise UserError(f"callback {name}: {error}") from error
+        if changed == self._learners[position]:
+            return
+        self._learners[position] = changed
+        what = f"{name}: {change.reason or json.dumps(change.learner)}"
+        self._results.changes.append(
+            SettingChange(
+                model=model,
+                after_step=self._callbacks.find_last_step(model),
+                learner=dict(change.learner),
+                reason=what,
+                changed_at=datetime.now(UTC),
+            )
+        )
+        self._results.write(self._stack.directory.path)
+        self._stack.view.set_note(f"settings change: {what}")
+        await self._stack.supervisor.restart(ChildSpec(self._names[position], "learner", changed))
 
     async def _note_stop(self) -> None:
         """Keep the reason why training ended early, if steps are left."""

@@ -1,6 +1,7 @@
 """Runs roles as child processes of one supervisor."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -92,7 +93,8 @@ class Supervisor:
         self._environment = dict(environment or {})
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
-        self._roles: dict[str, str] = {}
+        self._children: dict[str, ChildSpec] = {}
+        self._restarting: set[str] = set()
         self._starts: Counter[str] = Counter()
         self._stopping: set[str] = set()
         self._also: list[asyncio.Future[None]] = []
@@ -102,10 +104,23 @@ class Supervisor:
         """Start a child and keep it running; one that exits with 0 is done."""
         if self._prepare is not None:
             await self._prepare(child)
-        self._roles[child.name] = child.role
+        self._children[child.name] = child
         self._stopping.discard(child.name)
         await self._spawn(child)
-        self._watchers[child.name] = asyncio.create_task(self._watch(child))
+        self._watchers[child.name] = asyncio.create_task(self._watch(child.name))
+
+    async def restart(self, child: ChildSpec) -> None:
+        """Let a child end by itself at the next good moment (SIGUSR1), and start it again with these settings.
+
+        Return once it is asked to. A child that was not started, is done or is stopped stays as it is.
+        """
+        watcher = self._watchers.get(child.name)
+        if watcher is None or watcher.done() or child.name in self._stopping:
+            return
+        self._children[child.name] = child
+        self._restarting.add(child.name)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and is started again by whoever waits for it
+            self._processes[child.name].send_signal(signal.SIGUSR1)
 
     async def wait_finished(self, name: str) -> None:
         """Wait until a child has done its work; raises `UserError` if it failed for good."""
@@ -151,7 +166,7 @@ class Supervisor:
     def expected(self) -> dict[str, str]:
         """Return the roles, by name, of the children that should be alive: started, not done, and not stopped."""
         return {
-            name: self._roles[name]
+            name: self._children[name].role
             for name, watcher in self._watchers.items()
             if name not in self._stopping and (not watcher.done() or (not watcher.cancelled() and watcher.result()))
         }
@@ -189,21 +204,24 @@ class Supervisor:
                     f"{child.name}: python_executable: {command[0]} cannot be started: {error.strerror}"
                 ) from error
 
-    async def _watch(self, child: ChildSpec) -> int:
+    async def _watch(self, name: str) -> int:
         restarts = RestartPolicy()
         while True:
             started = time.monotonic()
-            code = await self._processes[child.name].wait()
-            if code == 0 or child.name in self._stopping:
+            code = await self._processes[name].wait()
+            is_restart = name in self._restarting and code in (0, -signal.SIGUSR1)
+            self._restarting.discard(name)
+            if name in self._stopping or (code == 0 and not is_restart):
                 return 0
-            pause = restarts.next_delay(code, time.monotonic() - started)
-            if pause is None:
-                return code
-            log.warning("%s ended with %d; starting it again in %.1f s", child.name, code, pause)
-            await asyncio.sleep(pause)
-            if child.name in self._stopping:
-                return 0
-            await self._spawn(child)
+            if not is_restart:
+                pause = restarts.next_delay(code, time.monotonic() - started)
+                if pause is None:
+                    return code
+                log.warning("%s ended with %d; starting it again in %.1f s", name, code, pause)
+                await asyncio.sleep(pause)
+                if name in self._stopping:
+                    return 0
+            await self._spawn(self._children[name])
 
     async def _stop_one(self, name: str, seconds: float = STOP_SECONDS) -> None:
         self._stopping.add(name)

@@ -20,6 +20,7 @@ from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.run_directory.whole_file import write_whole
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
+from lightningbus.run.settings.setting_change import SettingChange
 from lightningbus.store.clickhouse.client import query_row
 
 RESULTS = "results.json"
@@ -107,6 +108,7 @@ class Results(BaseModel):
     mean_staleness: float | None = Field(default=None, description="mean staleness of the trained tokens, in versions")
     max_staleness: int | None = Field(default=None, description="largest staleness of a trained token, in versions")
     evaluations: list[Evaluation] = Field(default=[], description="every evaluation, in the order in which they ended")
+    changes: list[SettingChange] = Field(default=[], description="every change of settings by a callback, in order")
     prompt_rounds: list[PromptRound] = Field(default=[], description="every round of prompt optimisation, in order")
     prompts: dict[str, PromptFile] = Field(default={}, description="optimised prompts in use at the end, by name")
     greedy_before: float | None = Field(default=None, description="mean held-out reward of the first version, greedy")
@@ -141,6 +143,7 @@ class Results(BaseModel):
                 "evaluations",
                 "prompt_rounds",
                 "prompts",
+                "changes",
                 "steps",
                 "reward",
                 "cost",

@@ -1,0 +1,64 @@
+"""Changes of a learner's settings while a training job goes on."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import validate_settings
+from lightningbus.run.settings.sources import merge
+
+CHANGEABLE = frozenset({
+    *("actor", "algorithm", "credit", "loss_weights", "staleness", "task_selection"),
+    *("max_staleness", "max_mismatch", "group_size", "groups_per_step", "sampling_params", "failed_rollouts"),
+    *("rollout_timeout_seconds", "max_attempts", "group_timeout_seconds", "max_failed_groups"),
+})  # fmt: skip
+"""Settings of a learner that may change between two steps: none decides which tensors a checkpoint has."""
+FIXED = (
+    ("algorithm", "adv_estimator"),
+    ("actor", "use_kl_loss"),
+)
+"""Settings in those sections that decide which models a learner holds."""
+
+
+class SettingChange(BaseModel):
+    """A change of a learner's settings between two steps."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str = Field(description="model whose learner it is")
+    after_step: int = Field(description="newest step in the store when the change was asked for")
+    learner: dict[str, Any] = Field(description="changed settings of the learner, by name")
+    reason: str = Field(description="callback that asked for it, and its reason")
+    changed_at: datetime = Field(description="time of the change")
+
+
+def change_learner(learner: LearnerSettings, fields: Mapping[str, Any]) -> LearnerSettings:
+    """Return settings with other values in some fields, as a run file names them; raise `UserError`."""
+    for name in fields:
+        if name in CHANGEABLE:
+            continue
+        if name in LearnerSettings.model_fields:
+            changeable = ", ".join(sorted(CHANGEABLE))
+            raise UserError(f"learner.{name} cannot be changed while training goes on; these can: {changeable}")
+        near = suggest_name(name, CHANGEABLE)
+        raise UserError(f"learner.{name}: no such setting" + (f"; {near}" if near else ""))
+    before = learner.model_dump(mode="json", exclude_unset=True)
+    changed = validate_settings(LearnerSettings, merge(before, fields), "the changed settings")
+    for section, name in FIXED:
+        if getattr(getattr(learner, section), name) != getattr(getattr(changed, section), name):
+            raise UserError(f"learner.{section}.{name} cannot be changed while training goes on")
+    return changed
+
+
+def apply_changes(learners: Sequence[LearnerSettings], changes: Sequence[SettingChange]) -> list[LearnerSettings]:
+    """Return the settings of learners after the changes of an earlier start; raise `UserError`."""
+    changed = {learner.model: learner for learner in learners}
+    for change in changes:
+        if change.model in changed:
+            changed[change.model] = change_learner(changed[change.model], change.learner)
+    return list(changed.values())

@@ -1,0 +1,60 @@
+"""Changes of a learner's settings while training goes on."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningbus.learner.settings.learner import STEP_FIELDS, LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.setting_change import CHANGEABLE, SettingChange, apply_changes, change_learner
+
+LEARNER = LearnerSettings.model_validate(
+    {"model_path": "model", "tasks": "t.jsonl", "actor": {"optim": {"lr": 1e-4, "weight_decay": 0.1}}}
+)
+
+
+def test_a_change_keeps_all_other_settings() -> None:
+    changed = change_learner(LEARNER, {"actor": {"optim": {"lr": 1e-5}}, "group_size": 4})
+    assert (changed.actor.optim.lr, changed.actor.optim.weight_decay, changed.group_size) == (1e-5, 0.1, 4)
+    same = {"actor": {"optim": {"lr": 1e-4}}, "group_size": LEARNER.group_size}
+    assert change_learner(changed, same).model_dump() == LEARNER.model_dump()
+    assert changed.step_sha256 != LEARNER.step_sha256 == change_learner(changed, same).step_sha256
+
+
+def test_the_settings_that_are_named_exist() -> None:
+    assert set(LearnerSettings.model_fields) > CHANGEABLE | STEP_FIELDS
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"actr": {}}, "learner.actr: no such setting; did you mean 'actor'?"),
+        ({"model_path": "other"}, "learner.model_path cannot be changed while training goes on; these can: actor, "),
+        ({"lora": {"lora_rank": 4}}, "learner.lora cannot be changed while training goes on"),
+        ({"algorithm": {"adv_estimator": "gae"}}, "learner.algorithm.adv_estimator cannot be changed while"),
+        ({"actor": {"use_kl_loss": True}}, "learner.actor.use_kl_loss cannot be changed while training goes on"),
+        ({"actor": {"optim": {"lr": "fast"}}}, "the changed settings: actor.optim.lr: Input should be a valid number"),
+        ({"actor": {"optim": {"rate": 1}}}, "actor.optim.rate: no such setting"),
+        ({"group_size": 1}, "group_size must be at least 2"),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        change_learner(LEARNER, fields)
+    assert sentence in str(raised.value)
+
+
+def test_the_changes_of_an_earlier_start_are_made_again() -> None:
+    other = LEARNER.model_copy(update={"model": "small"})
+
+    def change(model: str, lr: float) -> SettingChange:
+        fields = {"actor": {"optim": {"lr": lr}}}
+        now = datetime.now(UTC)
+        return SettingChange(model=model, after_step=1, learner=fields, reason="it is time", changed_at=now)
+
+    changes = [change("policy", 1e-5), change("small", 1e-6), change("policy", 1e-7), change("gone", 1.0)]
+    changed = apply_changes([LEARNER, other], changes)
+    assert [(learner.model, learner.actor.optim.lr) for learner in changed] == [("policy", 1e-7), ("small", 1e-6)]
+    assert changed[0].model_path == Path("model")
