@@ -225,8 +225,10 @@ def test_a_callback_changes_settings_between_two_steps(tmp_path: Path, monkeypat
         versions = session.query("SELECT version FROM training_steps ORDER BY version")
     assert {(row["groups"], row["rollouts"]) for row in rows} == {(2, 4), (1, 2)}
     assert [row["version"] for row in versions] == list(range(1, 61)), "a step was made again, or left out"
+    learner["actor"] = {"optim": {"lr": 1e-5}, "entropy_coeff": 0.001}
     more = lb.train(names["solve"], max_steps=61, resume=True, **job)
-    assert callback.steps[-1] == (61, 1e-7) and len(more.figures["changes"]) == 2
+    assert callback.steps[-1] == (61, 1e-7) and len(more.figures["changes"]) == 3
+    assert more.figures["changes"][-1]["learner"] == {"actor": {"entropy_coeff": 0.001}}
 
 
 def test_a_job_without_held_out_tasks_is_trained_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import RunSettings
+from lightningbus.run.settings.setting_change import SettingChange
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.settings import StoreSettings
@@ -250,14 +251,19 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
     write_record(directory, describe_job(job.learners, job.eval))
     assert (directory / "job.json").stat().st_mode & 0o077 == 0
 
-    def resume(heldout: dict[str, Any] | None = None, **learner: Any) -> None:
+    def resume(heldout: dict[str, Any] | None = None, **learner: Any) -> list[SettingChange]:
         _, job = job_of(tmp_path, heldout, **learner)
-        check_resumable(directory, describe_job(job.learners, job.eval), job.learner.max_steps)
+        return check_resumable(directory, describe_job(job.learners, job.eval), job.learner.max_steps)
 
-    resume()
-    resume({"every": 5, "deadline": 9}, max_steps=400, checkpoint_interval=7)
-    with pytest.raises(UserError, match=r"learner\.actor\.optim\.lr was 1e-06 and is 0\.001 now"):
-        resume(actor={"optim": {"lr": 1e-3}})
+    assert resume() == []
+    assert resume({"every": 5, "deadline": 9}, max_steps=400, checkpoint_interval=7) == []
+    (change,) = resume(actor={"optim": {"lr": 1e-3}}, max_staleness=3)
+    assert change.learner == {"actor": {"optim": {"lr": 1e-3}}, "max_staleness": 3}
+    assert (change.model, change.after_step) == ("policy", 0)
+    with pytest.raises(UserError, match=r"learner\.seed was 0 and is 7 now"):
+        resume(seed=7)
+    with pytest.raises(UserError, match=r"learner\.algorithm\.adv_estimator was \"grpo\" and is \"rloo\" now"):
+        resume(algorithm={"adv_estimator": "rloo"})
     with pytest.raises(UserError, match=r"eval\.samples was 2 and is 3 now; or start it without --resume"):
         resume({"samples": 3})
     _, job = job_of(tmp_path)

@@ -37,7 +37,7 @@ from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best, has_stopped_improving, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.results.prompt_round import PromptRound
-from lightningbus.run.results.results import COUNTS, UNFINISHED, Results
+from lightningbus.run.results.results import COUNTS, UNFINISHED, Results, keep_changes
 from lightningbus.run.results.reward_picture import draw_rewards
 from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
 from lightningbus.run.results.train_result import JobResult
@@ -71,14 +71,20 @@ async def run(
     """
     directory = RunDirectory(settings.runs / settings.name)
     description = describe_job(job.learners, job.eval, settings.optimize if rounds is not None else None)
+    changes: list[SettingChange] = []
     if resume:
-        check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
+        changes = check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
     with directory.reserved():
         await _check(settings)
         with directory.opened(fresh=not resume):
             if not resume:
                 write_record(directory.path, description)
                 record_base_models(directory.path, job.learners)
+            elif changes:
+                for change in changes:
+                    console().print(f"{change.reason}: {json.dumps(change.learner)}", style="dim", highlight=False)
+                keep_changes(directory.path, changes)
+                write_record(directory.path, description)
             record_settings(directory, settings)
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:

@@ -108,7 +108,9 @@ class Results(BaseModel):
     mean_staleness: float | None = Field(default=None, description="mean staleness of the trained tokens, in versions")
     max_staleness: int | None = Field(default=None, description="largest staleness of a trained token, in versions")
     evaluations: list[Evaluation] = Field(default=[], description="every evaluation, in the order in which they ended")
-    changes: list[SettingChange] = Field(default=[], description="every change of settings by a callback, in order")
+    changes: list[SettingChange] = Field(
+        default=[], description="every change of settings by a callback or a resume, in order"
+    )
     prompt_rounds: list[PromptRound] = Field(default=[], description="every round of prompt optimisation, in order")
     prompts: dict[str, PromptFile] = Field(default={}, description="optimised prompts in use at the end, by name")
     greedy_before: float | None = Field(default=None, description="mean held-out reward of the first version, greedy")
@@ -234,6 +236,14 @@ class Results(BaseModel):
         self.count_steps(client)
         rows = client.query(EXCLUDED, parameters=parameters).result_rows
         self.excluded = dict(map(tuple, rows))
+
+
+def keep_changes(directory: Path, changes: Sequence[SettingChange]) -> None:
+    """Add changes to the results in a run's directory, if there are some; raise `UserError`."""
+    results = Results.read(directory)
+    if results is not None:
+        results.changes += changes
+        results.write(directory)
 
 
 def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.run.settings.setting_change import SettingChange, is_changeable
 from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 
@@ -122,8 +124,11 @@ def identify_record(directory: Path) -> tuple[int, int] | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> None:
-    """Raise `UserError` if there is nothing to resume, or if the settings contradict those of the run."""
+def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> list[SettingChange]:
+    """Return the changes of learners' settings since the run was started, in which it can go on.
+
+    Raises `UserError` if there is nothing to resume, or if settings contradict those of the run.
+    """
     name = directory.name
     try:
         record = json.loads((directory / RECORD).read_text())
@@ -131,8 +136,13 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
         raise UserError(f"{directory} holds no training job to resume: start it without --resume") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{directory / RECORD} cannot be read ({error}): start the run without --resume") from error
+    changed: dict[str, dict[str, Any]] = {}
     for path, before, now in find_differences(record, job):
         if path.startswith(SUITE) and path.count(".") == 2:  # a suite was added or left out
+            continue
+        if (change := _find_change(path)) is not None:
+            section, names = change
+            _put(changed.setdefault(section, {}), names, now)
             continue
         what = f"{path} was {_quote(before)} and is {_quote(now)} now"
         if path.endswith((".tasks", ".heldout")):
@@ -141,6 +151,33 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
     results = Results.read(directory)
     if results is not None and results.is_finished and max_steps <= results.steps:
         raise UserError(f"run {name!r} has finished its {results.steps} steps: raise learner.max_steps to train it on")
+    return [
+        SettingChange(
+            model=job[section]["model"],
+            after_step=results.steps if results is not None else 0,
+            learner=fields,
+            reason="resumed with other settings",
+            changed_at=datetime.now(UTC),
+        )
+        for section, fields in changed.items()
+    ]
+
+
+def _find_change(path: str) -> tuple[str, list[str]] | None:
+    """Split a path into a learner's section and the names below it, if that setting may change; None: it may not."""
+    for section in [each for each in ("learner", "learners") if path.startswith(f"{each}.")]:
+        depth = 1 if section == "learner" else 2  # a model's name has no dot
+        parts = path.split(".")
+        head, names = parts[:depth], parts[depth:]
+        if is_changeable(names):
+            return ".".join(head), names
+    return None
+
+
+def _put(fields: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    for name in names[:-1]:
+        fields = fields.setdefault(name, {})
+    fields[names[-1]] = value
 
 
 def find_differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -31,10 +31,15 @@ class SettingChange(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str = Field(description="model whose learner it is")
-    after_step: int = Field(description="newest step in the store when the change was asked for")
+    after_step: int = Field(description="newest step in the store before the change")
     learner: dict[str, Any] = Field(description="changed settings of the learner, by name")
-    reason: str = Field(description="callback that asked for it, and its reason")
+    reason: str = Field(description="callback that asked for it and its reason, or that the run was resumed")
     changed_at: datetime = Field(description="time of the change")
+
+
+def is_changeable(names: Sequence[str]) -> bool:
+    """Return whether a setting may change, named by its section and the names below it."""
+    return names[0] in CHANGEABLE and tuple(names[:2]) not in FIXED
 
 
 def change_learner(learner: LearnerSettings, fields: Mapping[str, Any]) -> LearnerSettings:
