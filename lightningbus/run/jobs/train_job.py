@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from datetime import UTC, datetime
 
 from clickhouse_connect.driver.client import Client
@@ -27,12 +27,12 @@ from lightningbus.run.jobs.children import (
     wait_for_runner,
     wait_for_trial,
 )
+from lightningbus.run.jobs.job_learners import JobLearners
 from lightningbus.run.jobs.prompt_rounds import PromptRounds, RoundRunner
 from lightningbus.run.preflight.job_checks import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
 from lightningbus.run.processes.members import is_extra_runner
 from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
-from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best, has_stopped_improving, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
@@ -45,13 +45,11 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.run.settings.setting_change import SettingChange, apply_changes, change_learner
+from lightningbus.run.settings.setting_change import SettingChange, apply_changes
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
 
 SAVE_SECONDS = 5.0
-EARLY_END_SECONDS = 600.0
-"""Longest wait for learners where training ends early: a step under way cannot be interrupted."""
 """Interval at which the seconds of a phase are saved: a job that is killed loses no more of them."""
 
 
@@ -133,14 +131,14 @@ class _Training:
     ) -> None:
         self._stack, self._settings, self._heldout = stack, settings, heldout
         self._runner = runner
-        self._names = learner_names(settings) or ["learner"]
         self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
-        self._learners = apply_changes(learners, self._results.changes)
+        changed = apply_changes(learners, self._results.changes)
+        self._learners = JobLearners(stack.supervisor, learner_names(settings) or ["learner"], changed)
         self._callbacks = CallbackCaller(callbacks, self._results.run, self._change_settings)
 
     async def run(self, ready: Awaitable[object] | None) -> JobResult:
         """See `train`."""
-        results, learner = self._results, self._learners[0]
+        results, learner = self._results, self._learners.settings[0]
         sets = [
             HeldOutSet(
                 build_held_out_request(self._settings, each, learner),
@@ -153,7 +151,7 @@ class _Training:
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)
             await self._callbacks.begin(self._client)
-            models = [learner.model for learner in self._learners]
+            models = self._learners.models
             self._pins = VersionPins(self._stack.bus, results.run, models)
             self._held_out = HeldOut(self._stack, self._client, sets, self._pins, self._add_evaluation)
             self._rounds: list[Turn] = []
@@ -167,7 +165,7 @@ class _Training:
             is_untrained = not self._held_out.is_complete(first) if sets else not results.prompt_rounds
             if is_untrained and (sets or self._rounds):  # else the learners publish it themselves
                 self._stack.view.set_phase("publishing version 0")
-                await publish_models(self._stack, dict(zip(self._names, self._learners, strict=True)))
+                await publish_models(self._stack, self._learners.by_name)
             for model in {node.model for node in self._settings.inference if node.frozen}:  # before evaluations' time
                 await wait_for_model(self._stack, model, f"node with the frozen model {model!r}")
             await wait_for_runner(self._stack)
@@ -261,32 +259,30 @@ class _Training:
 
     async def _train(self) -> None:
         """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""
-        learner, is_over = self._learners[0], asyncio.Event()
+        learner, is_over = self._learners.settings[0], asyncio.Event()
         turns: list[Turn] = [*([self._held_out] if self._heldout.has_turns else []), *self._rounds]
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
         async with self._phase("training", f"training: {size}"), self._counting_steps():
-            for name, settings in zip(self._names, self._learners, strict=True):
-                await self._stack.supervisor.start(ChildSpec(name, "learner", settings))
+            await self._learners.start()
             if not turns:
                 await self._pins.unpin()  # what an earlier start left
-                await self._stack.or_child_failure(self._wait_finished(self._names))
+                await self._stack.or_child_failure(self._wait_finished())
                 return
 
             async def watch_learners() -> None:
-                await self._wait_finished(self._names)
+                await self._wait_finished()
                 is_over.set()
                 await asyncio.Event().wait()
 
             following = run_unless(watch_learners(), take_turns(self._stack.bus, self._pins, turns, is_over))
             await self._stack.or_child_failure(following)
 
-    async def _wait_finished(self, names: Iterable[str]) -> None:
-        """Wait until these children have ended by themselves."""
+    async def _wait_finished(self) -> None:
+        """Wait until the learners have ended by themselves."""
         following = asyncio.create_task(self._callbacks.follow(self._client))
         stopping = asyncio.create_task(self._stop_early())
         try:
-            for name in names:
-                await run_unless(following, self._stack.supervisor.wait_finished(name))
+            await self._learners.wait_finished(following)
         finally:
             await cancel_and_wait(following, stopping)
 
@@ -294,37 +290,31 @@ class _Training:
         """End the learners once somebody wants training to end."""
         await self._callbacks.wait_stopped()
         self._stack.view.set_note(f"training ends early: {self._callbacks.stop_reason}")
-        await self._stack.supervisor.stop(*self._names, seconds=EARLY_END_SECONDS)
+        await self._learners.stop()
 
     async def _change_settings(self, change: Change, name: str) -> None:
         """Give a learner other settings from its next step on, and keep them; raise `UserError` if it cannot have them.
 
         ``name``: the callback that asks for it.
         """
-        models = [learner.model for learner in self._learners]
-        if (model := change.model or models[0]) not in models or (not change.model and len(models) > 1):
-            raise UserError(f"callback {name}: name the model of the change; trained are {', '.join(models)}")
-        position = models.index(model)
         try:
-            changed = change_learner(self._learners[position], change.learner)
+            model = await self._learners.change(change.model, change.learner)
         except UserError as error:
             raise UserError(f"callback {name}: {error}") from error
-        if changed == self._learners[position]:
+        if model is None:
             return
-        self._learners[position] = changed
-        what = f"{name}: {change.reason or json.dumps(change.learner)}"
+        reason = f"{name}: {change.reason or json.dumps(change.learner)}"
         self._results.changes.append(
             SettingChange(
                 model=model,
                 after_step=self._callbacks.find_last_step(model),
                 learner=dict(change.learner),
-                reason=what,
+                reason=reason,
                 changed_at=datetime.now(UTC),
             )
         )
         self._results.write(self._stack.directory.path)
-        self._stack.view.set_note(f"settings change: {what}")
-        await self._stack.supervisor.restart(ChildSpec(self._names[position], "learner", changed))
+        self._stack.view.set_note(f"settings change: {reason}")
 
     async def _note_stop(self) -> None:
         """Keep the reason why training ended early, if steps are left."""
@@ -338,7 +328,9 @@ class _Training:
         if not self._heldout.sets:
             return
         async with self._phase("evaluating", "held-out tasks under the newest version"):
-            versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
+            versions = {
+                learner.model: await self._wait_for_version(learner.model) for learner in self._learners.settings
+            }
             what = format_label(versions)
             labels = [label for each in self._heldout.sets for label in each.labels]
             self._stack.view.set_phase(f"held-out tasks under {what}: {', then '.join(labels)}")
@@ -363,7 +355,7 @@ class _Training:
     async def _keep_best(self) -> None:
         """Let the files of the best version so far stay, of each model whose learner wants that."""
         best = find_best(self._results.evaluations, self._heldout.best_by)
-        for learner in self._learners:
+        for learner in self._learners.settings:
             if learner.weights.keep_best and best is not None:
                 reason = f"the best so far: held-out reward {best.format_mean()}, {best.label}"
                 await self._pins.keep(learner.model, version_of(best, learner.model), reason)
