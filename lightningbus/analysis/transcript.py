@@ -25,6 +25,9 @@ SELECT run_id, rollout_id, execution_id, attempt, mode, evaluation, outcome, rew
 FROM rollouts WHERE ({run_id:String} = '' OR run_id = {run_id:String}) AND rollout_id = {rollout_id:String}
 ORDER BY started_at
 """
+TASK = """
+SELECT input, labels FROM tasks WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} LIMIT 1
+"""
 CALLS = """
 SELECT c.call AS call, c.role AS role, c.node AS node, c.finish_reason AS finish_reason, p.request AS request,
     a.response AS response, c.prompt_tokens AS prompt_tokens, c.started_at AS started_at
@@ -54,6 +57,7 @@ class Transcript:
     """A rollout's attempt that counts; rows as ClickHouse gave them."""
 
     rollout: Mapping[str, Any]
+    """The attempt, with ``input`` and ``labels`` of its task where the store has it."""
     calls: list[Mapping[str, Any]]
     tokens: Mapping[int, list[Mapping[str, Any]]]
     """Tokens of each call."""
@@ -74,7 +78,13 @@ class Transcript:
         tokens: dict[int, list[Mapping[str, Any]]] = {}
         for row in _rows(client, TOKENS, **which):
             tokens.setdefault(row["call"], []).append(row)
-        return cls(rows[-1], _rows(client, CALLS, **which), tokens, _rows(client, SPANS, **which))
+        tasks = _rows(client, TASK, run_id=which["run_id"], rollout_id=which["rollout_id"])
+        return cls(
+            {**rows[-1], **(tasks[0] if tasks else {})},
+            _rows(client, CALLS, **which),
+            tokens,
+            _rows(client, SPANS, **which),
+        )
 
     def show_json(self) -> None:
         """Print the transcript as one JSON object."""
@@ -95,6 +105,9 @@ class Transcript:
             f"attempt {rollout['attempt']}"
         )
         parts: list[Text | Rule] = [Text.assemble((rollout["rollout_id"], "bold"), heading)]
+        if "input" in rollout:
+            labels = "".join(f" · {name}: {value}" for name, value in rollout["labels"].items())
+            parts.append(Text.assemble(("task: ", "bold cyan"), rollout["input"], (labels, "dim")))
         if rollout["error"]:
             parts.append(Text(rollout["error"], "red"))
         num_shown = 0  # messages shown so far

@@ -11,6 +11,7 @@ from lightningbus.analysis.transcript import Transcript
 from lightningbus.optimize.rollout_reader import read_results
 from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 from lightningbus.runners.recording.agent_events import SCOPE, EventContext, convert_event
+from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from tests.factories import START_NS, batches
 from tests.seed_store import insert
 from tests.store.conftest import StoreProcess, prepared
@@ -33,7 +34,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
     called = [replace(span, scope="lightningbus.runners") for span in batch.spans]
     end = replace(batch.end, rewards={"reward": 0.75, "writer": 1.0}, num_spans=3)
     with prepared(tmp_path_factory.mktemp("store")) as built:
-        insert(built.sql, [replace(batch, spans=(*called, *spans), end=end)])
+        question = {"question": "2 + 2", "answer": 4}
+        task = Task(id="a", run_id="run", agent="adder", input=question, labels={"level": "easy"})
+        record = TaskRecord(task=task, rollout_id=ROLLOUT, span=batch.spans[0])
+        insert(built.sql, [TaskBatchRecord(tasks=(record,)), replace(batch, spans=(*called, *spans), end=end)])
         yield built
 
 
@@ -46,6 +50,7 @@ def test_rewards_by_name_and_events_of_the_agent_are_shown(
     assert "reward 0.75 (reward 0.75, writer 1)" in text
     assert "[tool execute_tool search 0.000 s] ants → none, reward 0.25" in text
     assert "noted 0.000 s] style 0.5" in text
+    assert 'task: {"question":"2 + 2","answer":4} · level: easy' in text
     transcript.show_json()
     printed = json.loads(capsys.readouterr().out)
     assert printed["rewards"] == {"reward": 0.75, "writer": 1.0} and len(printed["spans"]) == len(EVENTS)
