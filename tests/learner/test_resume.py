@@ -20,6 +20,7 @@ from lightningbus.learner.checkpointing.journal import (
 from lightningbus.learner.checkpointing.resume import Resumption, resume, skip_versions
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.stream_position import StreamMark
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.events import Blob, WeightManifest
 
@@ -48,6 +49,13 @@ def group(number: int, served: int | None = 5, replacement: int = 0) -> Dispatch
 
 def test_a_first_start_is_version_0_of_epoch_1() -> None:
     assert resume(None, None, SETTINGS) == Resumption(LearnerState(run_id="run", model="policy"))
+
+
+def test_the_tasks_published_since_the_checkpoint_are_part_of_what_the_bus_must_have(tmp_path: Path) -> None:
+    before = state(stream_mark=StreamMark(tasks="monday", last_task=40), outstanding=[replace(group(0), last_task=900)])
+    records = [GroupRecord(replace(group(number), last_task=number)) for number in (47, 45)]
+    resumed = resume((tmp_path, before), on_the_bus(5, 2), SETTINGS, records).state
+    assert resumed.stream_mark == StreamMark(tasks="monday", last_task=47), "older groups may be of before a loss"
 
 
 @pytest.mark.parametrize(
