@@ -72,7 +72,9 @@ class Bus:
         that ends the block becomes a `BusError`.
         """
         async with Connection(url, credentials).open(name, wait) as connection:
-            bus = cls(connection, credentials.build_signing() if credentials is not None else None)
+            signing = credentials.build_signing() if credentials is not None else Signing()
+            signing.check_files()
+            bus = cls(connection, signing)
             upkeep = asyncio.create_task(bus._run_upkeep())
             try:
                 await bus._publisher.start()

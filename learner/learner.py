@@ -185,6 +185,7 @@ class Learner:
             consumer.attempt_ended.set,
             journal.record_group,
             selector,
+            consumer.note_task,
         )
         dispatcher.advance(state.step + len(replay), state.version + len(replay))
         await dispatcher.restore(state.outstanding, state.groups_by_others)

@@ -79,7 +79,7 @@ class TaskHandler:
         self.num_completed = 0
         self.num_nacked = 0
         self.problem = ""
-        """The last error."""
+        """The last error; empty again after a rollout that ends well."""
 
     @property
     def rate(self) -> float:
@@ -231,5 +231,7 @@ class TaskHandler:
             await DeadLetterQueue(self._bus).add(message, f"{end.outcome}: {end.error}")
         else:
             await message.ack()
+        if end.outcome == "ok":
+            self.problem = ""
         self.num_completed += 1
         self._completed_at.append(time.monotonic())

@@ -17,6 +17,7 @@ from lightningbus.common.observability import metrics
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse import probe as probing
 from lightningbus.store.clickhouse.client import StoreUnavailableError, connect
+from lightningbus.store.clickhouse.damaged_parts import describe_damage
 from lightningbus.store.clickhouse.probe import ClickHouseProbe
 from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest.batch import ColumnTypes, load_column_types
@@ -67,6 +68,8 @@ def _open_database(url: str, settings: StoreSettings) -> Database:
         log.info("migration %s applied", name)
     client = connect(url, settings.database)
     migrations.create_views(client, settings.database, settings.cluster)
+    if damage := describe_damage(client, settings.database):
+        log.error("%s", damage)
     probe = ClickHouseProbe(connect(url, settings.database, probing.TIMEOUT_SECONDS), settings)
     return Database(client, probe, load_column_types(client, settings.database))
 

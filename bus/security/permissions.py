@@ -12,6 +12,7 @@ from lightningbus.bus.streams.specs import (
     DEFAULT_POLICIES,
     GRADERS,
     STORE_CONSUMERS,
+    STORE_EVENTS,
     ConsumerSpec,
     learner_consumer,
 )
@@ -177,6 +178,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             subjects.ROLLOUT_REVIEWED,
             f"{API}.STREAM.MSG.GET.{subjects.DLQ}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
+            f"{API}.CONSUMER.INFO.{STORE_EVENTS.stream}.{STORE_EVENTS.durable}",
             *_READ_WEIGHTS,
             _BATCH_GET,
             _LIST_OBJECTS,

@@ -6,11 +6,13 @@ The key is not the one of the connection: that one signs what a server sends it.
 import base64
 import binascii
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import nacl.exceptions
@@ -21,6 +23,9 @@ from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.security.secrets import read_secret, write_secret
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.signers import SIGNER_ROLES, bytes_to_sign, can_sign, role_of
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SIGNATURE_HEADER = "Lightningbus-Signature"
 """The public key and the base64 signature, with a space between them."""
@@ -36,17 +41,38 @@ class InvalidSignatureError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """This role's signing key, and the public keys it believes; only paths. Without ``signers`` signing is off."""
+    """This role's signing key, and the public keys it believes, by their files. Without ``signers`` signing is off.
+
+    The files are read at each use. One that cannot be read, such as while it is being copied, counts as it was before.
+    """
 
     seed: Path | None = None
     signers: Path | None = None
+    _last_contents: dict[Path, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _last_errors: dict[Path, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def check_files(self) -> None:
-        """Raise `CredentialsError` for a key file that is missing or invalid."""
+        """Read the files; raise `CredentialsError` for one that is missing or invalid and was never read before."""
         if self.signers is not None:
-            public_keys(self.signers)
+            self._read(public_keys, self.signers)
         if self.seed is not None:
-            _key(self.seed)
+            self._read(_key, self.seed)
+
+    def _read(self, read: Callable[[Path], T], path: Path) -> T:
+        try:
+            content = read(path)
+        except CredentialsError as error:
+            if path not in self._last_contents:
+                raise
+            if self._last_errors.get(path) != str(error):
+                log.warning("%s; what was read of it before still counts", error)
+            self._last_errors[path] = str(error)
+            last: T = self._last_contents[path]
+            return last
+        if self._last_errors.pop(path, None):
+            log.warning("%s can be read again", path)
+        self._last_contents[path] = content
+        return content
 
     def headers(self, subject: str, event: Event, payload: bytes, after: int) -> dict[str, str]:
         """Build the headers that sign a message; raise `CredentialsError` where this role may not sign it."""
@@ -55,9 +81,9 @@ class Signing:
         kind = type(event).__name__
         if self.seed is None:
             raise CredentialsError(f"this role has no signing key, so nobody would believe its {kind}")
-        pair = _key(self.seed)
+        pair = self._read(_key, self.seed)
         public = pair.public_key.decode()
-        if not can_sign(role_of(public, public_keys(self.signers)), event):
+        if not can_sign(role_of(public, self._read(public_keys, self.signers)), event):
             raise CredentialsError(f"the key in {self.seed} may not sign this {kind}: nobody would believe it")
         signature = base64.b64encode(pair.sign(bytes_to_sign(subject, after, payload))).decode()
         return {SIGNATURE_HEADER: f"{public} {signature}", EXPECTED_LAST_HEADER: str(after)}
@@ -66,14 +92,14 @@ class Signing:
         """Return the role that signed a message; empty where signing is off.
 
         ``previous``: sequence of the message before it on its subject, 0 if none is left.
-        Raises `InvalidSignatureError`, or `CredentialsError` for a file of public keys that cannot be used.
+        Raises `InvalidSignatureError`, or `CredentialsError` as `check_files`.
         """
         if self.signers is None:
             return ""
         public, _, signature = headers.get(SIGNATURE_HEADER, "").partition(" ")
         if not public:
             raise InvalidSignatureError("it is not signed")
-        role = role_of(public, public_keys(self.signers))
+        role = role_of(public, self._read(public_keys, self.signers))
         if not role:
             raise InvalidSignatureError(f"it is signed by a key nobody here knows: {public[:8]}…")
         after = headers.get(EXPECTED_LAST_HEADER, "")
@@ -115,8 +141,10 @@ class SigningKeys:
         return SigningKeys({**self.public, **public}, {**self.seeds, **seeds})
 
     def write_public(self, directory: Path) -> None:
-        """Write whom a role believes into its folder."""
-        (directory / PUBLIC).write_text(json.dumps(self.public, indent=2) + "\n")
+        """Write whom a role believes into its folder, at once: running roles read it."""
+        unfinished = directory / f".{PUBLIC}"
+        unfinished.write_text(json.dumps(self.public, indent=2) + "\n")
+        unfinished.replace(directory / PUBLIC)
 
     def write(self, directory: Path, role: str) -> dict[str, str]:
         """Write what a role needs into its folder; returns the fields of its credentials file that name it."""

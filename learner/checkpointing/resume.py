@@ -94,8 +94,10 @@ def _with_groups(state: LearnerState, records: Iterable[JournalRecord], steps: I
     num_dispatched = state.groups_dispatched
     while num_dispatched in known:
         num_dispatched += 1
+    last_task = max([state.stream_mark.last_task, *(record.group.last_task for record in dispatched)])
     return replace(
         state,
+        stream_mark=replace(state.stream_mark, last_task=last_task),
         outstanding=list(groups.values()),
         groups_dispatched=num_dispatched,
         groups_by_others=max([state.groups_by_others, *(record.groups_by_others for record in dispatched)]),

@@ -49,7 +49,7 @@ class RunDispatch:
         """Time at which the last group was dispatched."""
 
     async def refresh(self, *, from_leader: bool = False) -> int:
-        """Look, and return the count; raises `LearnerError` if another learner of the run dispatches other tasks.
+        """Look, and return the count; raises `LearnerError` if the run's tasks follow from other settings.
 
         ``from_leader``: ask the stream's leader; any other server of a cluster may lag.
         """
@@ -61,14 +61,20 @@ class RunDispatch:
         self._sequence = int(message.seq or 0)
         mark = decode(DispatchMark, message.data or b"")
         if mark.settings_sha256 != self._settings_sha256:
-            names = ", ".join(sorted(SHARED_SETTINGS | {"tasks", "task_model"}))
-            raise LearnerError(
-                f"another learner of run {self._run!r} dispatches other tasks: learners of a run have the same {names}"
-            )
+            raise LearnerError(self._describe_difference(mark))
         self.num_groups = max(self.num_groups, mark.num_groups)
         self._groups_by_model = mark.groups_by_model
         self.marked_at_ns = mark.marked_at_ns
         return self.num_groups
+
+    def _describe_difference(self, mark: DispatchMark) -> str:
+        names = ", ".join(sorted(SHARED_SETTINGS | {"tasks", "task_model"}))
+        if self._model in mark.groups_by_model:  # it was under the mark's settings itself
+            return (
+                f"run {self._run!r} was begun with other tasks or settings than this learner of {self._model!r} has: "
+                f"give it those of then, or begin a run of another name; none of these may change: {names}"
+            )
+        return f"another learner of run {self._run!r} dispatches other tasks: learners of a run have the same {names}"
 
     @property
     def num_by_others(self) -> int:

@@ -26,6 +26,7 @@ from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.selection.selector import TaskSelector
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_loading import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher, build_record
 
@@ -51,14 +52,16 @@ class Dispatcher:
         on_surplus: Callable[[], None] = lambda: None,
         record: Callable[[DispatchedGroup, int], None] = lambda group, num_by_others: None,
         selector: TaskSelector | None = None,
+        on_published: Callable[[int], None] = lambda sequence: None,
     ) -> None:
         """Prepare to dispatch; ``served_version`` returns the oldest version that nodes serve, None without nodes.
 
         ``closed`` are the tasks that wait for no further rollout. ``on_surplus`` is called when `surplus` has grown.
         ``record`` keeps a group and `num_by_others` for `restore`: whenever it is new, and before and after its tasks
-        are published. ``selector`` chooses tasks; None: one without earlier results.
+        are published. ``selector`` chooses tasks; None: one without earlier results. ``on_published`` is called with
+        the sequence of the last task in its stream, after tasks are published.
         """
-        self._on_surplus, self._record = on_surplus, record
+        self._on_surplus, self._record, self._on_published = on_surplus, record, on_published
         self._task_inputs, self._settings, self._closed = task_inputs, settings, closed
         self._publisher = TaskPublisher(bus)
         self._queues = {agent: TaskQueue(bus, agent) for agent in settings.agents.values()}
@@ -295,7 +298,7 @@ class Dispatcher:
             await self._publisher.record_tasks(records, timeout=math.inf, nonce=nonce)
         else:
             self._groups[task] = group  # before: what is lost on its way is outstanding too
-            await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
+            group.last_task = await self._publish(tasks, nonce)
         group.is_published = True
         self._record(group, self.num_by_others)
         self.num_dispatched = max(self.num_dispatched, group.number + 1)
@@ -348,5 +351,11 @@ class Dispatcher:
         task, samples, nonce = self._lost.first
         if task in self._groups:
             tasks = await self._group_tasks.make(self._groups[task])
-            await self._publisher.publish_tasks([tasks[sample] for sample in samples], timeout=math.inf, nonce=nonce)
+            await self._publish([tasks[sample] for sample in samples], nonce)
         self._lost.remove_first()
+
+    async def _publish(self, tasks: Sequence[Task], nonce: str) -> int:
+        """Publish tasks; return the stream sequence of the last new one, 0 if all were there before."""
+        await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
+        self._on_published(self._publisher.last_sequence)
+        return self._publisher.last_sequence

@@ -20,6 +20,8 @@ class DispatchedGroup(msgspec.Struct, kw_only=True):
     """The oldest that nodes served when it was dispatched: no token is of an older one. None: not dispatched yet."""
     is_published: bool = False
     """All its tasks are on the bus."""
+    last_task: int = 0
+    """Sequence of the last of its tasks in their stream; 0: not known."""
     is_late: bool = False
     """Training has stopped waiting for it, so it will be trained beyond the bound."""
     selection: Selection | None = None

@@ -21,7 +21,7 @@ from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.assembler import Assembler, Rollout, build_rollout, build_unreadable, training_reward
 from lightningbus.learner.rollouts.groups import GroupBuffer
 from lightningbus.learner.rollouts.stream_fill import StreamFill
-from lightningbus.learner.rollouts.stream_position import StreamGap, StreamMark, find_gap, resume_at
+from lightningbus.learner.rollouts.stream_position import StreamGap, StreamMark, advance_mark, find_gap, resume_at
 from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
@@ -130,15 +130,16 @@ class RolloutConsumer:
 
     async def find_position(self) -> int:
         """Find the stream sequence to read from: the stream may have lost messages since the last check."""
+        known = self.stream_mark  # a task that is published meanwhile may not be in the answer
         stream, tasks = (
             await self._bus.stream_state(self._durable.stream),
             await self._bus.stream_state(subjects.TASKS),
         )
-        continuation = resume_at(self.stream_mark, self.acked_up_to, stream)
-        gap = find_gap(continuation, self.stream_mark, tasks, stream.last_seq)
+        continuation = resume_at(known, self.acked_up_to, stream)
+        gap = find_gap(continuation, known, tasks, stream.last_seq)
         if gap is not None and self.gap is None:
-            self.previous_stream_mark = self.stream_mark
-        self.stream_mark = replace(continuation.mark, tasks=tasks.created_at)
+            self.previous_stream_mark = known
+        self.stream_mark = advance_mark(continuation.mark, tasks, self.stream_mark.last_task, gap)
         self.acked_up_to = self.stream_mark.offset + continuation.sequence
         self.next_sequence = max(self.next_sequence, self.acked_up_to)
         if self._end_at_start is None:
@@ -147,6 +148,10 @@ class RolloutConsumer:
             self.gap = gap
             self._note_gap(continuation.sequence if stream.num_messages else stream.last_seq + 1)
         return continuation.sequence
+
+    def note_task(self, sequence: int) -> None:
+        """Note the stream sequence of a task that this learner has published."""
+        self.stream_mark = replace(self.stream_mark, last_task=max(sequence, self.stream_mark.last_task))
 
     @property
     def has_caught_up(self) -> bool:

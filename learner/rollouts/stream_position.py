@@ -1,8 +1,9 @@
-"""Position of a learner in a stream that was made again, rolled back, or cut at its begin. Pure."""
+"""Position of a learner in streams that were made again, rolled back, or cut at their begin. Pure."""
 
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from lightningbus.bus.streams.specs import StreamState
 
@@ -21,6 +22,10 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
     """The greatest sequence that was read of it."""
     tasks: str = ""
     """Creation time of the stream of tasks; empty: unknown."""
+    last_task: int = 0
+    """The greatest sequence that is known of it: of this learner's own tasks, and of all at the last check."""
+    num_losses: int = 0
+    """Losses that were noticed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,33 @@ class StreamGap:
 
 def find_gap(continuation: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> StreamGap | None:
     """Describe missing rollouts or tasks; None: none. ``mark`` is the earlier state, ``last`` as in `StreamGap`."""
-    renewed = mark.tasks and mark.tasks != tasks.created_at
-    queue = f"stream {tasks.name} was made anew at {tasks.created_at}" if renewed else ""
+    queue = _describe_task_loss(mark, tasks)
     reason = "; ".join(filter(None, [continuation.gap, queue]))
-    nonce = f":{continuation.mark.created}:{continuation.mark.offset}:{continuation.sequence}:{tasks.created_at}"
+    nonce = f":{continuation.mark.created}:{tasks.created_at}:{mark.num_losses + 1}"
     return StreamGap(reason, nonce, last, continuation.is_cut and not queue) if reason else None
+
+
+def advance_mark(mark: StreamMark, tasks: StreamState, last_task: int, gap: StreamGap | None) -> StreamMark:
+    """Note the present stream of tasks, and a gap if there is one; ``last_task`` is of the publishes since the check.
+
+    After a gap such a sequence may be that of a lost task, so the stream's counts.
+    """
+    last = tasks.last_seq if gap is not None else max(tasks.last_seq, last_task)
+    num_losses = mark.num_losses + (gap is not None)
+    return replace(mark, tasks=tasks.created_at, last_task=last, num_losses=num_losses)
+
+
+def _describe_task_loss(mark: StreamMark, tasks: StreamState) -> str:
+    """Describe lost tasks; empty: none. Neither a purge nor a task that is done lowers the last sequence."""
+    if not mark.tasks:
+        return ""
+    if mark.tasks != tasks.created_at:
+        return f"stream {tasks.name} was made anew at {tasks.created_at}"
+    if tasks.last_seq < mark.last_task:
+        return (
+            f"stream {tasks.name} ends at message {tasks.last_seq} again: it has lost messages up to {mark.last_task}"
+        )
+    return ""
 
 
 def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuation:
@@ -66,7 +93,7 @@ def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuat
     if stream.last_seq < max(mark.last, wanted - 1):
         back = f"stream {name} ends at message {stream.last_seq} again: it has lost what it had since then,"
         return _begin_anew(mark, wanted, stream, back)
-    now = StreamMark(created=stream.created_at, offset=mark.offset, last=mark.last, tasks=mark.tasks)
+    now = replace(mark, created=stream.created_at)
     if mark.created and wanted < stream.first_seq:
         missing = f"stream {name} begins at message {stream.first_seq} now: messages from {max(wanted, 1)} on are gone"
         return Continuation(now, stream.first_seq, missing, is_cut=True)
@@ -75,6 +102,6 @@ def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuat
 
 def _begin_anew(mark: StreamMark, wanted: int, stream: StreamState, gap: str) -> Continuation:
     last = max(mark.last, wanted - 1)
-    now = StreamMark(created=stream.created_at, offset=mark.offset + last, tasks=mark.tasks)
+    now = replace(mark, created=stream.created_at, offset=mark.offset + last, last=0)
     remainder = f"{stream.num_messages} are there now" if stream.num_messages else "it is empty now"
     return Continuation(now, stream.first_seq, f"{gap} {last} messages, and {remainder}")

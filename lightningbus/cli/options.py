@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from lightningbus.bus.errors import BusError
 from lightningbus.common.aio import WorkInterruptedError, run_unless
 from lightningbus.common.missing_modules import describe_missing_module
+from lightningbus.common.printable import to_printable
 from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.settings.policy_options import NAME
 from lightningbus.tasks.errors import TaskFileError
@@ -166,7 +167,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], run: str | None = None) -> T:
     """Return the result of blocking ``work`` with a client on the data of ``run``, else of the latest run.
 
-    ClickHouse's errors end the process with one sentence.
+    A store that has lost rows is a warning. ClickHouse's errors end the process with one sentence.
     """
     with require_extra("store"):
         from lightningbus.run.run_data.run_data import RunData
@@ -178,6 +179,9 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], ru
                 return data.ask(work)
             except FilesInUseError as error:
                 raise UserError(f"{error}; give the store's address with --sql") from error
+            finally:
+                if data.damage:
+                    print(to_printable(f"warning: {data.damage}"), file=sys.stderr)
 
     return exit_on_user_error(ask)
 

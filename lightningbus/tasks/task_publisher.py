@@ -24,6 +24,8 @@ class TaskPublisher:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self.last_sequence = 0
+        """Stream sequence of the last new task of the last call; 0: it had none."""
 
     async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
         """Publish one task; see `publish_tasks`."""
@@ -41,6 +43,7 @@ class TaskPublisher:
         replies = iter(await self._bus.publish_batch(messages, timeout, unique=True))
         results = [next(replies) if isinstance(message, OutgoingMessage) else message for message in encoded]
         ended_ns = time.time_ns()
+        self.last_sequence = next((each for each in reversed(results) if isinstance(each, int)), 0)
         is_there = [isinstance(result, int | DuplicateMessageError) for result in results]
         records = [build_record(task, started_ns, ended_ns) for task in itertools.compress(tasks, is_there)]
         await self.record_tasks(records, timeout, nonce)

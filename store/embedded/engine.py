@@ -15,6 +15,7 @@ from lightningbus.bus.directory_lock import lock_directory
 from lightningbus.bus.errors import BusError
 from lightningbus.store.clickhouse.quoting import quote_text
 from lightningbus.store.embedded import readonly_guard
+from lightningbus.store.embedded.missing_files import find_missing_tables, find_replaced_links
 
 SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INSERT_WITH_DATA = re.compile(
@@ -39,7 +40,7 @@ class EmbeddedEngineError(Exception):
 
 
 class EngineBusyError(Exception):
-    """The directory is owned by another process."""
+    """The directory is owned by another process, or cannot be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,6 @@ class QueryResult:
     written_bytes: int = 0
 
 
-def find_replaced_links(path: Path) -> list[Path]:
-    """List the databases that are directories in place of links, as `scp -r` copies them, unreadable to ClickHouse."""
-    return [each for each in (path / "metadata").glob("*/") if not each.is_symlink() and _is_atomic(each)]
-
-
-def _is_atomic(database: Path) -> bool:
-    description = database.with_name(f"{database.name}.sql")
-    return description.is_file() and "Atomic" in description.read_text(errors="replace")
-
-
 class EmbeddedClickHouse:
     """The engine of one directory; `execute` may be called from several threads at once."""
 
@@ -87,6 +78,9 @@ class EmbeddedClickHouse:
             raise EngineBusyError(
                 f"{path} is a copy with files in place of links ({replaced[0]}): copy it by `cp -a` or `rsync -a`"
             )
+        if missing := find_missing_tables(path):
+            self._exit_stack.close()
+            raise EngineBusyError(f"{path} lacks the files of the tables {', '.join(missing)}: restore a copy of it")
         self._path = str(path.resolve())
         self._sessions = threading.Condition()
         self._num_sessions, self._is_closed = 0, False

@@ -239,6 +239,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
         await exits.enter_async_context(grader.fleet("grader"))
         assert (await store.backlog(GRADERS)).num_pending == 0
 
+        assert (await client.backlog(STORE_EVENTS)).num_unacknowledged > 0
         ((number, letter),) = [each async for each in DeadLetterQueue(client).list_letters()]
         assert letter.reason == "nobody could use it" and (await DeadLetterQueue(client).get(number)) == letter
         assert (await take_next(store, STORE_DLQ)).event() == letter

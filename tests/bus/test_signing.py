@@ -228,3 +228,24 @@ def test_the_seeds_are_their_roles_own_and_the_public_keys_are_everybodys(tmp_pa
             SigningKeys.read(tmp_path / "access" / role).public
             == SigningKeys.read(tmp_path / "access" / "admin").public
         )
+
+
+async def test_a_key_file_that_is_being_copied_counts_as_it_was(roles: Roles, caplog: pytest.LogCaptureFixture) -> None:
+    learner, node = [await roles.as_(role) for role in ("learner", "inference")]
+    files = [roles.folder / "inference" / "signers.json", roles.folder / "learner" / "signing.seed"]
+    whole = [file.read_bytes() for file in files]
+    sequence = 0
+    for version, size in enumerate((0, 20)):
+        for file, content in zip(files, whole, strict=True):
+            file.write_bytes(content[:size])
+        sequence = await learner.publish(SUBJECT, manifest(version), msg_id=str(version), expect_last=sequence)
+        assert await served(node) == (version, "")
+    assert f"{files[0]} is not a list of public keys by role" in caplog.text
+    assert f"{files[1]} holds no signing key; what was read of it before still counts" in caplog.text
+    with pytest.raises(CredentialsError, match="not a list of public keys"):
+        await roles.as_("inference")
+    for file, content in zip(files, whole, strict=True):
+        file.write_bytes(content)
+    await learner.publish(SUBJECT, manifest(2), msg_id="2", expect_last=sequence)
+    assert await served(node) == (2, "")
+    assert f"{files[0]} can be read again" in caplog.text

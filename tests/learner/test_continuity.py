@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.streams.specs import StreamState
-from lightningbus.learner.rollouts.stream_position import StreamMark, resume_at
+from lightningbus.learner.rollouts.stream_position import StreamMark, advance_mark, find_gap, resume_at
 from lightningbus.schemas import subjects
 from tests.learner.test_consumer import publish, reading, until_read
 from tests.polling import HANG_SECONDS
@@ -56,6 +57,35 @@ def test_where_a_learner_goes_on_is_decided_by_what_it_knows_and_what_is_there(
     assert (gap in text.gap) and bool(gap) == bool(text.gap)
     again = resume_at(text.mark, max(position, text.mark.offset + text.sequence), state)
     assert (again.sequence, again.gap, again.mark) == (sequence, "", text.mark), "said once"
+
+
+def queue(last: int, created: str = "monday") -> StreamState:
+    return StreamState("TASKS", created, last + 1, last, 0, 0, -1, -1)
+
+
+def check(known: StreamMark, tasks: StreamState, last_task: int = 0) -> tuple[str, str, StreamMark]:
+    """Reason and nonce of a gap in a stream of rollouts that is as it was, and the mark after it."""
+    continuation = resume_at(known, 9, stream(last=20))
+    gap = find_gap(continuation, known, tasks, 20)
+    reason, nonce = (gap.reason, gap.nonce) if gap is not None else ("", "")
+    return reason, nonce, advance_mark(continuation.mark, tasks, last_task, gap)
+
+
+def test_tasks_are_lost_if_their_stream_ends_earlier_than_it_did() -> None:
+    known = StreamMark(created="monday", last=20, tasks="monday", last_task=50)
+    assert check(known, queue(50)) == ("", "", known)
+    assert check(known, queue(60))[2].last_task == 60, "others publish there too"
+    assert check(known, queue(50), last_task=61)[2].last_task == 61, "published during the check"
+    reason, nonce, mark = check(known, queue(40))
+    assert reason == "stream TASKS ends at message 40 again: it has lost messages up to 50"
+    assert (mark.last_task, mark.num_losses) == (40, 1)
+    assert check(mark, queue(45))[0] == "", "noticed once"
+    assert "made anew at tuesday" in check(known, queue(70, "tuesday"))[0]
+    assert check(StreamMark(created="monday", last=20, last_task=50), queue(0))[0] == "", "the queue was not known"
+
+    later, earlier = replace(known, last_task=70), replace(known, last_task=43)
+    assert {check(each, queue(42))[1] for each in (later, earlier)} == {nonce}, "one loss, noticed elsewhere and later"
+    assert check(replace(mark, last_task=50), queue(40))[1] != nonce, "the same copy is restored once more"
 
 
 async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: NatsServer) -> None:

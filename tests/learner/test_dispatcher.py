@@ -479,6 +479,23 @@ async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bu
         await other.restore([])
 
 
+async def test_a_learner_that_goes_on_with_other_settings_is_refused_by_the_true_reason(bus: Bus) -> None:
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    before = Dispatcher(bus, problems(9), settings())
+    before.advance(0, 0)
+    async with dispatching(before):
+        await tasks_of(bus, 2)
+        await until_marked(bus, 1)
+    for again in (
+        Dispatcher(bus, problems(9), settings(rollout_timeout_seconds=7.0)),
+        Dispatcher(bus, problems(8), settings()),
+    ):
+        with pytest.raises(LearnerError, match="run 'run' was begun with other tasks or settings") as refusal:
+            await again.restore([])
+        assert "rollout_timeout_seconds" in str(refusal.value) and "another learner" not in str(refusal.value)
+    await Dispatcher(bus, problems(9), settings()).restore([])
+
+
 async def test_a_learner_that_missed_rollouts_leaves_what_it_had_open_to_the_others(bus: Bus) -> None:
     await bus.ensure_consumer(runner_consumer("default", "train"))
     closed: set[str] = set()

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.fleet.heartbeats import Fleet
@@ -65,6 +67,13 @@ async def finish(bus: Bus, tasks: list[Task]) -> None:
             await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
 
 
+async def restart(bus: Bus, nats: NatsServer) -> None:
+    """Start a stopped server, and wait until the bus is connected to it."""
+    bus.reconnected.clear()
+    await nats.start()
+    await bus.reconnected.wait()
+
+
 async def wait_for_state(learners: Fleet, state: str) -> None:
     """Wait until the one learner reports a state."""
     while [beat.state for beat in learners.members()] != [state]:
@@ -100,6 +109,44 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
         alert, _ = await bus.get_last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
         assert alert is not None and alert.resolved and "TRAIN_ROLLOUTS was made anew" in alert.reason
         assert alert.reason.endswith("2 tasks are dispatched again")
+
+
+@pytest.mark.parametrize("is_up", [True, False], ids=["lived through", "resumed"])
+async def test_tasks_that_a_rolled_back_bus_lost_are_dispatched_again_though_no_rollout_is_missing(
+    is_up: bool, bus: Bus, nats: NatsServer, model_path: Path, tmp_path: Path
+) -> None:
+    storage, copy, stop = nats.directory / "jetstream", tmp_path / "copy", asyncio.Event()
+    await bus.ensure_consumer(AGENTS)
+    await nats.stop()
+    shutil.copytree(storage, copy)
+    await restart(bus, nats)
+
+    async def roll_back() -> None:
+        await nats.stop()
+        shutil.rmtree(storage)
+        shutil.move(copy, storage)
+        await restart(bus, nats)
+
+    async with asyncio.timeout(HANG_SECONDS):
+        async with learning(bus, model_path, tmp_path, stop) as running:
+            tasks = await take(bus, 2)
+            if is_up:
+                await roll_back()
+                again = await take(bus, 2)
+                await finish(bus, again)
+            else:
+                stop.set()
+            await running
+        if not is_up:
+            await roll_back()
+            async with learning(bus, model_path, tmp_path) as running:
+                again = await take(bus, 2)
+                await finish(bus, again)
+                await running
+    assert {(task.id, task.sample_index) for task in again} == {(task.id, task.sample_index) for task in tasks}
+    alert, _ = await bus.get_last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
+    assert alert is not None and "stream TASKS ends at message 0 again" in alert.reason
+    assert "TRAIN_ROLLOUTS" not in alert.reason
 
 
 async def test_a_learner_that_is_stopped_is_not_done(bus: Bus, model_path: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lightningbus.learner.checkpointing.journal import (
 from lightningbus.learner.checkpointing.resume import Resumption, resume, skip_versions
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.stream_position import StreamMark
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.events import Blob, WeightManifest
 
@@ -63,6 +64,13 @@ def test_steps_under_other_settings_are_not_made_again() -> None:
     assert resume(checkpoint, on_the_bus(5, 2), changed).state.version == 5, "no step is lost"
     more_steps = SETTINGS.model_copy(update={"max_steps": 99, "checkpoint_interval": 7})
     assert len(resume(checkpoint, on_the_bus(6, 2), more_steps, records).steps) == 2
+
+
+def test_the_tasks_published_since_the_checkpoint_are_part_of_what_the_bus_must_have(tmp_path: Path) -> None:
+    before = state(stream_mark=StreamMark(tasks="monday", last_task=40), outstanding=[replace(group(0), last_task=900)])
+    records = [GroupRecord(replace(group(number), last_task=number)) for number in (47, 45)]
+    resumed = resume((tmp_path, before), on_the_bus(5, 2), SETTINGS, records).state
+    assert resumed.stream_mark == StreamMark(tasks="monday", last_task=47), "older groups may be of before a loss"
 
 
 @pytest.mark.parametrize(

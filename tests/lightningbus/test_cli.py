@@ -20,8 +20,11 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.connection import CONNECT_SECONDS
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.fleet import heartbeats
+from lightningbus.bus.streams.specs import STORE_EVENTS
 from lightningbus.run.processes.role_process import EX_TEMPFAIL
 from lightningbus.schemas import subjects
+from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.commands import ROOT, environment
 from tests.learner.conftest import tiny_tokenizer, without_tensors
 from tests.polling import HANG_SECONDS
@@ -241,6 +244,17 @@ async def test_status_shows_what_stands_still(bus: Bus, nats_url: str, monkeypat
     assert "rows 5" in done.stdout and done.stdout.count(reason) == 1
     (member,) = json.loads(as_json.stdout)
     assert (member["role"], member["state"], member["status"]["rows"]) == ("store", "inserting", 5)
+
+
+async def test_status_names_a_store_that_was_there_and_what_waits_for_it(bus: Bus, nats_url: str) -> None:
+    for number in range(3):
+        await TaskPublisher(bus).publish_task(Task(id=f"t{number}", run_id="r", agent="default", input=1))
+    assert (await asyncio.to_thread(run, "status", "--bus", nats_url)).stderr == "", "no store was there"
+    async with bus.pull(STORE_EVENTS, slots=1) as store:
+        await (await anext(store)).ack(sync=True)
+    done = await asyncio.to_thread(run, "status", "--bus", nats_url)
+    sentence = "no store is alive, and there was one: 2 events wait until it is started again\n"
+    assert (done.returncode, done.stderr) == (0, sentence)
 
 
 def test_a_question_does_not_wait_for_a_bus_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ def remove(*parts: str) -> Damage:
     return damage
 
 
+def remove_of_table(table: str, pattern: str) -> Damage:
+    """Remove files of a table in the store; ``pattern`` is below its directory."""
+
+    def damage(run: Path) -> None:
+        definition = (run / "store" / "metadata" / "lightningbus" / f"{table}.sql").read_text()
+        table_id = definition.split("'")[1]
+        remove(f"store/store/{table_id[:3]}/{table_id}/{pattern}")(run)
+
+    return damage
+
+
 def write(name: str, text: str) -> Damage:
     return lambda run: (run / name).write_text(text)
 
@@ -93,6 +104,11 @@ DAMAGES: dict[str, tuple[Damage, dict[tuple[str, ...], str]]] = {
     "content of the store": (
         remove("store/*"),
         {EXPORT: WELL, QUERY: "run 'small' has no data in runs/small/store"},
+    ),
+    "files of a table": (
+        remove_of_table("raw_rollouts", "."),
+        {EXPORT: WELL, QUERY: "small/store lacks the files of the tables raw_rollouts: restore a copy of it",
+         REPORT: "lacks the files of the tables"},
     ),
     "bus": (
         remove("bus"),
@@ -145,6 +161,17 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(missing: str, place: Path
     for command, part in expected.items():
         printed = listed if command == LISTED else invoke(*command)
         assert part in printed and (printed.startswith("2: ") or part.startswith(WELL) or command == LISTED), printed
+
+
+@pytest.mark.parametrize("file", ["data.bin", "primary.cidx"])
+def test_rows_that_are_missing_are_a_warning_each_time(file: str, place: Path) -> None:
+    remove_of_table("raw_rollouts", f"*_*/{file}")(place / "runs" / "small")
+    for command in (QUERY, REPORT, QUERY):
+        done = CliRunner().invoke(app, list(command))
+        assert done.exit_code == 0, done.output
+        assert done.stderr.startswith("warning: results lack rows: files of the store are missing or damaged, of ")
+        assert "of raw_rollouts (1 of its parts); restore" in done.stderr and done.stderr.count("\n") == 1
+    assert "warning" not in CliRunner().invoke(app, ["query", "SELECT 1", "--run", "small", "--json"]).stdout
 
 
 def test_a_decision_about_an_ended_run_needs_its_name_and_is_kept(place: Path) -> None:

@@ -219,6 +219,21 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
     assert again.attempt == 4 and again.end is not None and again.end.outcome == "ok"
 
 
+async def test_the_last_problem_is_gone_after_a_rollout_that_ends_well(bus: Bus, engine: ScriptedEngine) -> None:
+    async def wait_for(num_done: int) -> bool:
+        """Wait for so many rollouts in the heartbeat; return whether that has a problem."""
+        async with asyncio.timeout(HANG_SECONDS):
+            while [beat.status.get("done") for beat in fleet.members()] != [num_done]:
+                await fleet.wait_for_change()
+        return "last_problem" in fleet.members()[0].status
+
+    async with bus.fleet("runner") as fleet, running(bus, entrypoint="plain:dies_on_demand"):
+        await TaskPublisher(bus).publish_task(task(id="a", input={"die": True}, max_attempts=1))
+        assert await wait_for(1)
+        await TaskPublisher(bus).publish_task(task(id="b", input={}))
+        assert not await wait_for(2)
+
+
 async def test_the_group_of_an_unreadable_task_learns_of_it(bus: Bus, engine: ScriptedEngine) -> None:
     unreadable = msgpack.packb({"id": "t", "run_id": "run", "agent": "default", "sample_index": 3, "mode": "eval"})
     await bus.js.publish("lb.task.eval.default", unreadable, headers={"Lightningbus-Schema": schema_of(Task)})

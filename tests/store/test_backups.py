@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
+from lightningbus.common.flat_settings import without_secrets
 from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore
 from lightningbus.store.clickhouse.quoting import quote_text
 from tests.commands import environment
+from tests.store.conftest import serving
 
 PROGRAM = """
 import sys
@@ -72,7 +74,12 @@ def test_texts_are_quoted_and_keys_may_be_the_servers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "variables", "sentence"),
     [
-        (["backup"], {}, "say where backups are by --place or $LIGHTNINGBUS_BACKUP_URL"),
+        (
+            ["backup"],
+            {"LIGHTNINGBUS_ADMIN_SQL": "http://127.0.0.1:1"},
+            "say where backups are by --place or $LIGHTNINGBUS_BACKUP_URL",
+        ),
+        (["backup"], {}, "once the run has ended, copy runs/NAME/store by `cp -a` or `rsync -a`"),
         (["backup", "--place", "http://127.0.0.1:1/b"], {}, "say which ClickHouse server by --sql"),
         (["backup", "a b", "--place", "x"], {}, "--name: 'a b' is not a name"),
         (
@@ -87,3 +94,12 @@ def test_what_is_missing_is_said_in_a_sentence(arguments: list[str], variables: 
     done = subprocess.run(command, env={**environment(), **variables}, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and sentence in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "word" not in done.stderr
+
+
+@pytest.mark.integration
+def test_an_embedded_store_says_how_it_is_copied(tmp_path: Path) -> None:
+    with serving(tmp_path / "store") as store:
+        command = [sys.executable, "-m", "lightningbus", "store", "backup", "--place", "http://127.0.0.1:1/bucket"]
+        command += ["--sql", without_secrets(store.url)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "once the run has ended, copy runs/NAME/store by `cp -a`" in done.stderr

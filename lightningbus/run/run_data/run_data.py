@@ -20,6 +20,7 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import connect, may_find_bus
 from lightningbus.run.run_directory.lookup import find_named_run, find_run_id
 from lightningbus.store.clickhouse.client import DATABASE, StoreUnreachableError, connect_readonly
+from lightningbus.store.clickhouse.damaged_parts import describe_damage
 from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, explain_error, is_unreachable
 
 T = TypeVar("T")
@@ -80,6 +81,8 @@ class RunData:
         """The run that a store other than its own must know; empty: none."""
         self._opened: _Opened | None = None
         self._opening = threading.Lock()
+        self.damage = ""
+        """A sentence about rows that are missing from each result, known once it is open; empty: none are."""
 
     @classmethod
     def of(cls, run: str, url: str | None, database: str) -> Self:
@@ -162,6 +165,7 @@ class RunData:
         url = files.url if files is not None else str(place)
         try:
             client = connect_readonly(url, self._database, self._limits)
+            self.damage = describe_damage(client, self._database)
             if self._expected_run and place != own_store:
                 check_run(client, find_run_id(self._expected_run), f"here or in {_describe(place)}")
         except BaseException:

@@ -1,17 +1,25 @@
 """``lightningbus status``: list the roles that are alive, and their state."""
 
 import asyncio
+import sys
 from typing import Annotated
 
 import msgspec
 import typer
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
 
+from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS
+from lightningbus.bus.streams.specs import STORE_EVENTS
 from lightningbus.cli.options import BusOption, run_async
 from lightningbus.common.printable import printable_json
 from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.run_directory.discovery import connect
+
+BACKLOG_SECONDS = 2.0
+"""Seconds that the bus has to answer what waits for a store."""
 
 
 def status(
@@ -39,6 +47,8 @@ def status(
             members = fleet.members()
             if not members and at.permission_errors:
                 raise CredentialsError(f"this user has no right to see who is alive: {at.permission_errors[-1]}")
+            if all(beat.role != "store" for beat in members) and (sentence := await _describe_stopped_store(at)):
+                print(sentence, file=sys.stderr)
             if as_json:
                 print(printable_json([msgspec.to_builtins(beat) for beat in members]))
                 return
@@ -47,3 +57,15 @@ def status(
                 Terminal(soft_wrap=True).print(f"ALERT  {alert}", style="bold red", highlight=False, markup=False)
 
     run_async(look())
+
+
+async def _describe_stopped_store(bus: Bus) -> str:
+    """Describe a store that has read this bus and is gone; empty: there was none, or this user may not see it."""
+    try:
+        async with asyncio.timeout(BACKLOG_SECONDS):
+            backlog = await bus.backlog(STORE_EVENTS)
+    except (APIError, NatsError, TimeoutError):
+        return ""
+    if not backlog.num_delivered:
+        return ""
+    return f"no store is alive, and there was one: {backlog.num_unacknowledged} events wait until it is started again"

@@ -35,6 +35,10 @@ URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL
 """Environment variables for addresses with a password: arguments of a process are visible to all users of a machine."""
 BACKUP_VARIABLE, BACKUP_KEYS = "LIGHTNINGBUS_BACKUP_URL", ("LIGHTNINGBUS_BACKUP_ACCESS", "LIGHTNINGBUS_BACKUP_SECRET")
 BACKUP_SECONDS = 24 * 3600
+COPY_FILES = (
+    "the embedded store of a run is a directory: once the run has ended, copy runs/NAME/store by `cp -a` or `rsync -a`"
+)
+NO_SERVER = f"say which ClickHouse server by --sql or ${ADMIN_VARIABLE}; {COPY_FILES}"
 AdminOption = Annotated[
     str | None,
     typer.Option(
@@ -142,7 +146,9 @@ def backup(
     """
     name = name or datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     check_names(database=database, name=name, **({"base": base} if base else {}))
-    _execute(sql, build_backup(database, _find_place(place), name, base), timeout_seconds=BACKUP_SECONDS)
+    server = sql or exit_with(NO_SERVER)
+    statement = build_backup(database, _find_place(place), name, base)
+    _execute(server, statement, timeout_seconds=BACKUP_SECONDS, advice=COPY_FILES)
     print(name)
 
 
@@ -161,7 +167,9 @@ def restore(
     Keys are as for `lightningbus store backup`. A backup with a base needs that one too.
     """
     check_names(database=database, name=name, **({"as": new_name} if new_name else {}))
-    _execute(sql, build_restore(database, _find_place(place), name, new_name), timeout_seconds=BACKUP_SECONDS)
+    server = sql or exit_with(NO_SERVER)
+    statement = build_restore(database, _find_place(place), name, new_name)
+    _execute(server, statement, timeout_seconds=BACKUP_SECONDS, advice=COPY_FILES)
 
 
 def _find_place(url: str | None) -> BackupPlace:
@@ -170,16 +178,17 @@ def _find_place(url: str | None) -> BackupPlace:
     return BackupPlace(url, *(os.environ.get(variable, "") for variable in BACKUP_KEYS))
 
 
-def _execute(sql: str | None, *statements: str, timeout_seconds: int | None = None) -> None:
-    """Execute statements on a ClickHouse server; end the program with a sentence where it refuses one."""
+def _execute(sql: str, *statements: str, timeout_seconds: int | None = None, advice: str = "") -> None:
+    """Execute statements on a ClickHouse server; end the program with a sentence where it refuses one.
+
+    ``advice`` follows where this user may only read, as each user of an embedded store.
+    """
     with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         from lightningbus.store.clickhouse.client import TIMEOUT_SECONDS, StoreUnreachableError, connect
         from lightningbus.store.clickhouse.query_limits import explain_error
 
-    if sql is None:
-        exit_with(f"say which ClickHouse server by --sql or ${ADMIN_VARIABLE}")
     try:
         client = connect(sql, None, timeout_seconds or TIMEOUT_SECONDS)
         for statement in statements:
@@ -187,4 +196,5 @@ def _execute(sql: str | None, *statements: str, timeout_seconds: int | None = No
     except StoreUnreachableError as error:
         exit_with(error)
     except ClickHouseError as error:
-        exit_with(explain_error(error))
+        hint = f"; {advice}" if advice and "(READONLY)" in str(error) else ""
+        exit_with(f"{explain_error(error)}{hint}")
