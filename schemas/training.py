@@ -98,4 +98,6 @@ class DispatchMark(Event, frozen=True, kw_only=True):
     """Groups dispatched by the learner of each model."""
     settings_sha256: str
     """SHA-256 of the settings that learners of one run must share."""
+    tasks_sha256: str
+    """SHA-256 of those among them that say which tasks are dispatched, and not how each is run."""
     marked_at_ns: NonNegativeInt

@@ -4,29 +4,18 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nats.js.errors import NotFoundError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import FencedError
 from lightningbus.learner.errors import LearnerError
-from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.learner import SHARED_SETTINGS, TASK_LIMITS, LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.training import DispatchMark
 from lightningbus.tasks.task_loading import TaskInput
-
-SHARED_SETTINGS = {
-    "agent",
-    "group_size",
-    "max_attempts",
-    "role_models",
-    "rollout_timeout_seconds",
-    "sampling_params",
-    "seed",
-}
-"""Settings that learners of one run have in common, because they dispatch the same tasks."""
 
 
 class RunDispatch:
@@ -41,6 +30,7 @@ class RunDispatch:
         self.subject, self.announced_on = subjects.dispatch_mark(settings.run), subjects.dispatched(settings.run)
         self._max_group_seconds = settings.max_group_seconds
         self._settings_sha256 = hash_shared_settings(settings, task_inputs)
+        self._tasks_sha256 = hash_shared_settings(settings, task_inputs, but=TASK_LIMITS)
         self._sequence = 0
         self._groups_by_model: Mapping[str, int] = {}
         self.num_groups = 0
@@ -60,7 +50,8 @@ class RunDispatch:
             return self.num_groups
         self._sequence = int(message.seq or 0)
         mark = decode(DispatchMark, message.data or b"")
-        if mark.settings_sha256 != self._settings_sha256:
+        is_alone = mark.groups_by_model.keys() <= {self._model}
+        if mark.settings_sha256 != self._settings_sha256 and not (is_alone and mark.tasks_sha256 == self._tasks_sha256):
             raise LearnerError(self._describe_difference(mark))
         self.num_groups = max(self.num_groups, mark.num_groups)
         self._groups_by_model = mark.groups_by_model
@@ -68,7 +59,9 @@ class RunDispatch:
         return self.num_groups
 
     def _describe_difference(self, mark: DispatchMark) -> str:
-        names = ", ".join(sorted(SHARED_SETTINGS | {"tasks", "task_model"}))
+        is_alone = mark.groups_by_model.keys() == {self._model}
+        fixed = SHARED_SETTINGS - TASK_LIMITS if is_alone else SHARED_SETTINGS
+        names = ", ".join(sorted(fixed | {"tasks", "task_model"}))
         if self._model in mark.groups_by_model:  # it was under the mark's settings itself
             return (
                 f"run {self._run!r} was begun with other tasks or settings than this learner of {self._model!r} has: "
@@ -99,6 +92,7 @@ class RunDispatch:
                 num_groups=num_groups,
                 groups_by_model={**self._groups_by_model, self._model: num_own},
                 settings_sha256=self._settings_sha256,
+                tasks_sha256=self._tasks_sha256,
                 marked_at_ns=time.time_ns(),
             )
             msg_id = f"dispatch:{self._run}:{num_groups}:{secrets.token_hex(8)}"
@@ -111,9 +105,11 @@ class RunDispatch:
             self._groups_by_model = mark.groups_by_model
 
 
-def hash_shared_settings(settings: LearnerSettings, task_inputs: Sequence[TaskInput]) -> str:
-    """Hash the settings that learners of one run must share."""
-    fields = settings.model_dump(mode="json", include=SHARED_SETTINGS) | {"task_model": settings.main_model}
+def hash_shared_settings(
+    settings: LearnerSettings, task_inputs: Sequence[TaskInput], *, but: Collection[str] = ()
+) -> str:
+    """Hash the settings that learners of one run must share, ``but`` left out."""
+    fields = settings.model_dump(mode="json", include=SHARED_SETTINGS - set(but)) | {"task_model": settings.main_model}
     fields["task_sets"] = [[each.name, each.weight, each.group_size, each.agent] for each in settings.task_sets]
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for task_input in task_inputs:

@@ -41,6 +41,18 @@ STEP_FIELDS = {
     *("reward", "seq_len", "sequence_mode", "staleness", "train_roles"),
 }
 """Settings that decide what a training step makes of its rollouts, beside the model and the engine."""
+SHARED_SETTINGS = {
+    "agent",
+    "group_size",
+    "max_attempts",
+    "role_models",
+    "rollout_timeout_seconds",
+    "sampling_params",
+    "seed",
+}
+"""Settings that learners of one run have in common, because they dispatch the same tasks."""
+TASK_LIMITS = {"max_attempts", "rollout_timeout_seconds", "sampling_params"}
+"""Those of them that say how a task is run: the only learner of a run may go on with others."""
 REPLACED_PER_GROUP = 10
 """Groups without signal that are replaced for each group of a step, where the user gave no number."""
 GROUPS_ONE_BY_ONE = 10

@@ -479,6 +479,27 @@ async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bu
         await other.restore([])
 
 
+async def test_the_only_learner_of_a_run_goes_on_with_other_limits_of_its_tasks(bus: Bus) -> None:
+    """And one of several does not: the others dispatch the same tasks."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    before = Dispatcher(bus, problems(9), settings(groups_per_step=1, max_staleness=0))
+    before.advance(0, 0)
+    async with dispatching(before):
+        await tasks_of(bus, 2)
+        await until_marked(bus, 1)
+    limits = {"rollout_timeout_seconds": 7.0, "sampling_params": {"temperature": 0.5}, "max_attempts": 1}
+    after = Dispatcher(bus, problems(9), settings(groups_per_step=1, max_staleness=1, **limits))
+    await after.restore(before.outstanding())
+    after.advance(0, 0)
+    async with dispatching(after):
+        tasks = await tasks_of(bus, 2)
+        await until_marked(bus, 2)
+    assert {(task.deadline, task.max_attempts) for task in tasks} == {(7.0, 1)}
+    other = Dispatcher(bus, problems(9), settings(model="other", **limits | {"max_attempts": 2}))
+    with pytest.raises(LearnerError, match=r"another learner of run 'run' dispatches other tasks.* max_attempts"):
+        await other.restore([])
+
+
 async def test_a_learner_that_goes_on_with_other_settings_is_refused_by_the_true_reason(bus: Bus) -> None:
     await bus.ensure_consumer(runner_consumer("default", "train"))
     before = Dispatcher(bus, problems(9), settings())
@@ -487,12 +508,12 @@ async def test_a_learner_that_goes_on_with_other_settings_is_refused_by_the_true
         await tasks_of(bus, 2)
         await until_marked(bus, 1)
     for again in (
-        Dispatcher(bus, problems(9), settings(rollout_timeout_seconds=7.0)),
+        Dispatcher(bus, problems(9), settings(group_size=3)),
         Dispatcher(bus, problems(8), settings()),
     ):
         with pytest.raises(LearnerError, match="run 'run' was begun with other tasks or settings") as refusal:
             await again.restore([])
-        assert "rollout_timeout_seconds" in str(refusal.value) and "another learner" not in str(refusal.value)
+        assert "group_size, role_models, seed, task" in str(refusal.value) and "another learner" not in str(refusal.value)
     await Dispatcher(bus, problems(9), settings()).restore([])
 
 

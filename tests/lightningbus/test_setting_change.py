@@ -16,9 +16,9 @@ LEARNER = LearnerSettings.model_validate(
 
 
 def test_a_change_keeps_all_other_settings() -> None:
-    changed = change_learner(LEARNER, {"actor": {"optim": {"lr": 1e-5}}, "group_size": 4})
-    assert (changed.actor.optim.lr, changed.actor.optim.weight_decay, changed.group_size) == (1e-5, 0.1, 4)
-    same = {"actor": {"optim": {"lr": 1e-4}}, "group_size": LEARNER.group_size}
+    changed = change_learner(LEARNER, {"actor": {"optim": {"lr": 1e-5}}, "groups_per_step": 4})
+    assert (changed.actor.optim.lr, changed.actor.optim.weight_decay, changed.groups_per_step) == (1e-5, 0.1, 4)
+    same = {"actor": {"optim": {"lr": 1e-4}}, "groups_per_step": LEARNER.groups_per_step}
     assert change_learner(changed, same).model_dump() == LEARNER.model_dump()
     assert changed.step_sha256 != LEARNER.step_sha256 == change_learner(changed, same).step_sha256
 
@@ -37,13 +37,21 @@ def test_the_settings_that_are_named_exist() -> None:
         ({"actor": {"use_kl_loss": True}}, "learner.actor.use_kl_loss cannot be changed while training goes on"),
         ({"actor": {"optim": {"lr": "fast"}}}, "the changed settings: actor.optim.lr: Input should be a valid number"),
         ({"actor": {"optim": {"rate": 1}}}, "actor.optim.rate: no such setting"),
-        ({"group_size": 1}, "group_size must be at least 2"),
+        ({"group_size": 4}, "learner.group_size cannot be changed while training goes on"),
+        ({"groups_per_step": 0}, "groups_per_step must be at least 1"),
     ],
 )
 def test_a_change_that_cannot_be_made_is_refused(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError) as raised:
         change_learner(LEARNER, fields)
     assert sentence in str(raised.value)
+
+
+def test_learners_of_one_run_keep_what_they_share() -> None:
+    assert change_learner(LEARNER, {"max_attempts": 1}).max_attempts == 1
+    with pytest.raises(UserError, match=r"learner\.max_attempts cannot be changed in a run of several learners"):
+        change_learner(LEARNER, {"max_attempts": 1}, is_alone=False)
+    assert change_learner(LEARNER, {"groups_per_step": 3}, is_alone=False).groups_per_step == 3
 
 
 def test_the_changes_of_an_earlier_start_are_made_again() -> None:

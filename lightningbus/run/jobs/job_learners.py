@@ -59,7 +59,7 @@ class JobLearners:
         if (not model and len(self._by_name) > 1) or (model and model not in self.models):
             raise UserError(f"name the model of the change: {' or '.join(self.models)}")
         name, before = next(item for item in self._by_name.items() if model in ("", item[1].model))
-        changed = change_learner(before, fields)
+        changed = change_learner(before, fields, is_alone=len(self._by_name) == 1)
         if changed == before:
             return None
         self._by_name[name] = changed

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.learner.dispatch.dispatch_mark import SHARED_SETTINGS
 from lightningbus.learner.settings.algorithm import TaskSelectionSettings
-from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.learner import SHARED_SETTINGS, LearnerSettings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS

@@ -22,7 +22,7 @@ SUITE = "eval.suites."
 """Begins the key of a suite in the record; its name follows."""
 CHANGEABLE = {
     "learner": {
-        *("max_steps", "rollout_timeout_seconds", "max_attempts", "group_timeout_seconds", "cpu_threads", "id"),
+        *("max_steps", "cpu_threads", "id"),
         *("disk_free_mib", "checkpoint_interval", "rollout_bytes", "keep_last_checkpoints", "keep_weight_versions"),
         *("checkpoint_max_overhead", "checkpoint_max_repeat_seconds"),
         *("health_address", "max_failed_groups"),
@@ -165,13 +165,11 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
 
 def _find_change(path: str) -> tuple[str, list[str]] | None:
     """Split a path into a learner's section and the names below it, if that setting may change; None: it may not."""
-    for section in [each for each in ("learner", "learners") if path.startswith(f"{each}.")]:
-        depth = 1 if section == "learner" else 2  # a model's name has no dot
-        parts = path.split(".")
-        head, names = parts[:depth], parts[depth:]
-        if is_changeable(names):
-            return ".".join(head), names
-    return None
+    section, *names = path.split(".")
+    if section == "learners":  # a model's name has no dot
+        section, names = f"{section}.{names[0]}", names[1:]
+    is_learner = section.startswith("learner")
+    return (section, names) if is_learner and is_changeable(names, is_alone=section == "learner") else None
 
 
 def _put(fields: dict[str, Any], names: Sequence[str], value: Any) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from lightningbus.common.name_suggestions import suggest_name
-from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.learner import TASK_LIMITS, LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import validate_settings
 from lightningbus.run.settings.sources import merge
 
 CHANGEABLE = frozenset({
     *("actor", "algorithm", "credit", "loss_weights", "staleness", "task_selection"),
-    *("max_staleness", "max_mismatch", "group_size", "groups_per_step", "sampling_params", "failed_rollouts"),
-    *("rollout_timeout_seconds", "max_attempts", "group_timeout_seconds", "max_failed_groups"),
+    *("max_staleness", "max_mismatch", "groups_per_step", "failed_rollouts", "group_timeout_seconds"),
+    *("max_failed_groups", *TASK_LIMITS),
 })  # fmt: skip
 """Settings of a learner that may change between two steps: none decides which tensors a checkpoint has."""
 FIXED = (
@@ -37,16 +37,25 @@ class SettingChange(BaseModel):
     changed_at: datetime = Field(description="time of the change")
 
 
-def is_changeable(names: Sequence[str]) -> bool:
-    """Return whether a setting may change, named by its section and the names below it."""
-    return names[0] in CHANGEABLE and tuple(names[:2]) not in FIXED
+def is_changeable(names: Sequence[str], *, is_alone: bool) -> bool:
+    """Return whether a setting may change, named by its section and the names below it.
+
+    ``is_alone``: whether the run has one learner. Several dispatch the same tasks, and must agree on them.
+    """
+    is_shared = names[0] in TASK_LIMITS and not is_alone
+    return names[0] in CHANGEABLE and tuple(names[:2]) not in FIXED and not is_shared
 
 
-def change_learner(learner: LearnerSettings, fields: Mapping[str, Any]) -> LearnerSettings:
-    """Return settings with other values in some fields, as a run file names them; raise `UserError`."""
+def change_learner(learner: LearnerSettings, fields: Mapping[str, Any], *, is_alone: bool = True) -> LearnerSettings:
+    """Return settings with other values in some fields, as a run file names them; raise `UserError`.
+
+    ``is_alone`` as in `is_changeable`.
+    """
     for name in fields:
-        if name in CHANGEABLE:
+        if is_changeable([name], is_alone=is_alone):
             continue
+        if name in CHANGEABLE:
+            raise UserError(f"learner.{name} cannot be changed in a run of several learners: they share it")
         if name in LearnerSettings.model_fields:
             changeable = ", ".join(sorted(CHANGEABLE))
             raise UserError(f"learner.{name} cannot be changed while training goes on; these can: {changeable}")
