@@ -3,7 +3,6 @@
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
@@ -14,7 +13,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
 from lightningbus.run.evaluation.pass_at_k import PassAtK, estimate_pass_at_k
-from lightningbus.run.evaluation.request import SAMPLINGS, RolloutRequest
+from lightningbus.run.evaluation.request import SAMPLINGS, RolloutRequest, format_versions
 from lightningbus.run.evaluation.retrying_store import RetryingStore
 from lightningbus.store.reports.pass_note import select_pass_note
 from lightningbus.tasks.task_loading import TaskInput
@@ -79,6 +78,9 @@ class Evaluation(BaseModel):
     num_tasks: int = Field(description="held-out tasks")
     rollouts: int = Field(description="answers: tasks times samples")
     ok: int = Field(description="answers whose agent ended well")
+    num_recorded: int = Field(
+        default=0, description="answers that were on record before, under the same label, and were not given again"
+    )
     failures: str = Field(default="", description="how many rollouts failed, and the most frequent error; empty: none")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
 
@@ -86,6 +88,13 @@ class Evaluation(BaseModel):
     def key(self) -> tuple[object, ...]:
         """Identity of the evaluation: its label, and the versions of weights and prompts."""
         return self.label, self.version, sorted(self.versions.items()), sorted(self.prompt_versions.items())
+
+    def describe_recorded(self) -> str:
+        """Describe rollouts that were not answered again, and how to get new ones; empty: there are none."""
+        if not self.num_recorded:
+            return ""
+        num = "all" if self.num_recorded == self.rollouts else f"{self.num_recorded} of"
+        return f"{num} {self.rollouts} rollouts were on record already: another label answers all tasks anew"
 
     def format_mean(self) -> str:
         """Format the mean reward with its standard error."""
@@ -115,11 +124,6 @@ def format_mean(mean: float, error: float | None) -> str:
     return f"{mean:.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
-def format_versions(versions: Mapping[str, int]) -> str:
-    """Format versions as a part of ids: ``3``, or those of several models, in the order of their names: ``3_7``."""
-    return "_".join(str(versions[model]) for model in sorted(versions))
-
-
 def format_label(versions: Mapping[str, int]) -> str:
     """Put versions in words: ``version 3``, or with several models ``versions checker 7, writer 3``."""
     if not versions:
@@ -137,9 +141,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
     another version.
     """
     started, label, versions = time.monotonic(), request.evaluation, request.weight_versions
-    weights = f"v{format_versions(versions)}" if versions else ""
-    prompts = f"p{format_versions(request.prompt_versions)}" if request.prompt_versions else ""
-    request = replace(request, id_parts=(label, weights, prompts, *request.id_parts))
+    request = request.with_versions_in_ids()
     batch = RolloutBatch(request, tasks)
     parameters = {
         "run_id": request.run,
@@ -178,6 +180,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         num_tasks=len(tasks),
         rollouts=len(batch.tasks),
         ok=num_ok,
+        num_recorded=batch.num_recorded,
         failures=describe_failures([*((outcome, error) for outcome, error in failed), *[("ok", "")] * num_ok]),
         seconds=round(time.monotonic() - started, 1),
     )

@@ -180,6 +180,8 @@ def _flatten_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"pass@{k}", format_mean(estimate["mean"], estimate["standard_error"])
         elif name == "standard_error" or (name == "versions" and len(value) < 2):
             continue  # beside the mean, and as `version`
+        elif name == "num_recorded" and not value:
+            continue
         elif name == "mean_reward":
             yield name, format_mean(value, record.get("standard_error"))
         elif isinstance(value, Mapping):
