@@ -13,10 +13,9 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.results.results import Results
 from lightningbus.schemas.weights.events import WeightManifest
+from lightningbus.store.reports.interval import estimate_interval
 
 CARD = "README.md"
-NORMAL_95 = 1.96
-"""Half the width of the central 95 % of a normal distribution, in standard deviations."""
 LICENSE_OF_BASE = "that of the base model"
 SERVE = "python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} --port 8000"
 """The server by its module: the CPU build of vLLM has no working `vllm` program."""
@@ -112,9 +111,11 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
     if facts.results is not None and facts.results.rollouts:
         rows["rollouts of the run"] = f"{facts.results.rollouts:,}"
     for each in facts.results.evaluations if facts.results is not None else ():
-        if each.version == facts.manifest.version and each.standard_error is not None:
-            half = NORMAL_95 * each.standard_error
-            low, high = each.mean_reward - half, each.mean_reward + half
+        bounds = each.interval or estimate_interval(
+            each.mean_reward, each.standard_error, each.num_tasks, each.rollouts, is_success_rate=False
+        )  # the results of an older version have none
+        if each.version == facts.manifest.version and bounds is not None:
+            low, high = bounds
             interval = f"{each.mean_reward:.4f} (95 % interval {low:.4f} to {high:.4f}, {each.num_tasks} tasks)"
             rows[f"held-out reward, {each.label}"] = interval
     if facts.base_digest:

@@ -15,6 +15,7 @@ from lightningbus.run.evaluation.failures import describe_failures
 from lightningbus.run.evaluation.pass_at_k import PassAtK, estimate_pass_at_k
 from lightningbus.run.evaluation.request import SAMPLINGS, RolloutRequest, format_versions
 from lightningbus.run.evaluation.retrying_store import RetryingStore
+from lightningbus.store.reports.interval import Interval, estimate_interval, format_mean
 from lightningbus.store.reports.pass_note import select_pass_note
 from lightningbus.tasks.task_loading import TaskInput
 
@@ -22,11 +23,12 @@ from lightningbus.tasks.task_loading import TaskInput
 RESULTS = f"""
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL),
     groupArray(num_graded), groupArray(num_passed), sum(num_named), min(low) AS lowest, max(high) AS highest,
-    {select_pass_note("{pass_reward:Float64}")}
+    min(is_binary), {select_pass_note("{pass_reward:Float64}")}
 FROM (
     SELECT countIf(outcome = 'ok') AS num_ok, countIf(outcome = 'ok' AND has_name) AS num_named,
         countIf(outcome NOT IN ('grading_failed', 'reward_timeout')) AS num_graded,
         countIf(outcome = 'ok' AND own_reward >= {{pass_reward:Float64}}) AS num_passed,
+        countIf(outcome = 'ok' AND own_reward NOT IN (0, 1)) = 0 AS is_binary,
         minOrNullIf(own_reward, outcome = 'ok') AS low, maxOrNullIf(own_reward, outcome = 'ok') AS high,
         sumIf(own_reward, outcome = 'ok') / nullIf(num_graded, 0) AS reward
     FROM
@@ -68,6 +70,11 @@ class Evaluation(BaseModel):
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
     standard_error: float | None = Field(description="of that mean, over tasks; none for a single task")
+    interval: Interval | None = Field(
+        default=None,
+        description="95 % confidence interval of that mean: the Wilson score interval where all rewards are 0 or 1, "
+        "else 1.96 standard errors to each side",
+    )
     pass_at: dict[int, PassAtK] = Field(
         default={},
         description="pass@k by k: 1, 2, 4, ..., at most the samples of a task; a failed answer has not passed",
@@ -97,8 +104,8 @@ class Evaluation(BaseModel):
         return f"{num} {self.rollouts} rollouts were on record already: another label answers all tasks anew"
 
     def format_mean(self) -> str:
-        """Format the mean reward with its standard error."""
-        return format_mean(self.mean_reward, self.standard_error)
+        """Format the mean reward with its 95 % interval."""
+        return format_mean(self.mean_reward, self.standard_error, self.interval)
 
 
 def describe_pass_notes(evaluations: Iterable[Evaluation], setting: str = "") -> list[str]:
@@ -117,11 +124,6 @@ def describe_pass_notes(evaluations: Iterable[Evaluation], setting: str = "") ->
             where = setting or ("eval.pass_reward" if label in SAMPLINGS else "eval.suites.pass_reward")
             sentences.append(f"pass@k of {label}: {group[-1].pass_note}: say by {where} which of them is a success")
     return sentences
-
-
-def format_mean(mean: float, error: float | None) -> str:
-    """Format a mean reward with its standard error."""
-    return f"{mean:.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
 def format_label(versions: Mapping[str, int]) -> str:
@@ -161,7 +163,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             what=f"evaluation {label} of version {format_versions(versions)}" if versions else f"evaluation {label}",
             advice="`lightningbus status` says what is up; or raise eval.deadline",
         )
-    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, pass_note = figures
+    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, is_binary, pass_note = figures
     for name, actual in actual_versions:
         if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
@@ -175,6 +177,9 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         prompt_versions=dict(request.prompt_versions),
         mean_reward=mean,
         standard_error=standard_error,
+        interval=estimate_interval(
+            mean, standard_error, sum(map(bool, num_graded)), sum(num_graded), is_success_rate=bool(is_binary)
+        ),
         pass_at=estimate_pass_at_k(num_graded, num_passed),
         pass_note=pass_note,
         num_tasks=len(tasks),
