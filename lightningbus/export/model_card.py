@@ -1,8 +1,8 @@
 """The README.md of an exported model. Pure."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -67,7 +67,13 @@ class CardFacts:
     packages: Mapping[str, str]
     """Versions of the libraries of the run, else of those that exported it."""
     base_digest: str = ""
-    """Digest of the base model's files as training started; empty: not on record."""
+    """Digest of the base model's files that the export used; empty: not known."""
+    recorded_base_digest: str = ""
+    """The same as training started; empty: not on record."""
+    task_digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the tasks, by what they are for."""
+    agents: Sequence[str] = ()
+    """Entrypoints or commands of the agents that were trained."""
     question: str = ""
     """Text of a task that the model was trained on; empty: not known."""
 
@@ -108,6 +114,9 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
     rows = {}
     if facts.learner:
         rows["algorithm"] = LearnerSettings.model_validate(facts.learner).algorithm.adv_estimator
+        rows["seed"] = str(LearnerSettings.model_validate(facts.learner).seed)
+    if facts.agents:
+        rows["agent"] = ", ".join(f"`{agent}`" for agent in facts.agents)
     if facts.results is not None and facts.results.rollouts:
         rows["rollouts of the run"] = f"{facts.results.rollouts:,}"
     for each in facts.results.evaluations if facts.results is not None else ():
@@ -120,6 +129,9 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
             rows[f"held-out reward, {each.label}"] = interval
     if facts.base_digest:
         rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
+    if facts.recorded_base_digest not in ("", facts.base_digest):
+        rows["the same as training started"] = f"`{facts.recorded_base_digest}`: the files changed since"
+    rows |= {f"SHA-256 of the {name} tasks": f"`{digest}`" for name, digest in facts.task_digests.items()}
     return rows
 
 
