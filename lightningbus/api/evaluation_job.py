@@ -33,6 +33,7 @@ from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 
@@ -238,7 +239,10 @@ def _build_settings(
         ),
     }
     kept = {name: value for name, value in file.items() if url is None or name not in ENGINE_SETTINGS}
-    return build_run_settings(base, settings, EvaluateSettings, kept)
+    checked = build_run_settings(base, settings, EvaluateSettings, kept)
+    if model is not None and url is None:
+        check_model_directories(checked, dict.fromkeys(("learner.model_path", "inference.model_path"), "model"))
+    return checked
 
 
 def _build_policies(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:

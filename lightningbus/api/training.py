@@ -34,6 +34,7 @@ from lightningbus.run.run_directory.recorded_settings import (
     has_recorded_settings,
     read_recorded_settings,
 )
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 
 ARGUMENTS = {
@@ -135,6 +136,7 @@ async def atrain(
         }
         checked = build_run_settings(base, options, TrainSettings, file, recorded, names)
         _check_tasks(checked)
+        check_model_directories(checked, names)
         job = job_checks.parse_job(checked, "settings")
         done = await train_job.run(checked, job, resume=bool(resume), callbacks=callbacks)
     return TrainResult(done.directory, done.figures, done.evaluations, identify_record(done.directory))

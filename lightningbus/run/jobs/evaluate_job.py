@@ -16,6 +16,7 @@ from lightningbus.run.evaluation.used_label import check_labels
 from lightningbus.run.jobs.children import publish_models, start_children, wait_for_runner
 from lightningbus.run.processes.stack import LocalStack, complete_learner_settings, start_stack
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.tasks.task_loading import load_tasks
 
@@ -81,6 +82,7 @@ async def started(
 
     ``wanted``: a version of each model, None: the newest. See `run`.
     """
+    check_model_directories(settings)
     with RunDirectory(settings.runs / settings.name).lock(fresh=publishes_model) as directory:
         title = f"lightningbus evaluate · {settings.name}"
         async with start_stack(directory, settings.bus, title, settings.policies) as stack:

@@ -42,6 +42,7 @@ from lightningbus.run.results.train_result import JobResult
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
@@ -70,6 +71,7 @@ async def run(
     description = describe_job(job.learners, job.eval, settings.optimize if rounds is not None else None)
     if resume:
         check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
+    check_model_directories(settings)
     with directory.reserved():
         await _check(settings)
         with directory.opened(fresh=not resume):

@@ -9,6 +9,7 @@ from typing import Any
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.loss_parts import TeacherList
 from lightningbus.run.errors import UserError
+from lightningbus.run.processes.steps_left import describe_no_steps_left
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -155,7 +156,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
         raise UserError(f"run {name!r} cannot be resumed with other settings: {what}; or start it without --resume")
     results = Results.read(directory)
     if results is not None and results.is_finished and max_steps <= results.steps:
-        raise UserError(f"run {name!r} has finished its {results.steps} steps: raise learner.max_steps to train it on")
+        raise UserError(describe_no_steps_left(name, results.steps))
 
 
 def find_differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
