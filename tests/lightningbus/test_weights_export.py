@@ -270,6 +270,12 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
             await pins.keep("policy", best.version, "the best so far")
         monkeypatch.setenv(CREDENTIALS_VARIABLE, str(run.directory / "credentials" / "client"))  # may look on, no more
         rows = json.loads((await weights_list(url_of(bus))).stdout)
+        assert "reward" not in rows[0], "an address says nothing of a run's directory"
+    listed = await asyncio.to_thread(
+        CliRunner().invoke, app, ["weights", "list", "--json", "--run", str(run.directory)]
+    )
+    of_version = {row["version"]: (row["reward"], row["best"]) for row in json.loads(listed.stdout)}
+    assert of_version == {4: (0.2, ""), 3: (0.5, ""), 2: (0.6, ""), 1: (0.7, "yes"), 0: (0.1, "")}
     assert {row["version"]: row["exportable"] for row in rows} == {
         4: "yes", 3: "yes", 2: "no: its files have expired", 1: "yes", 0: "no: its files have expired",
     }  # fmt: skip
