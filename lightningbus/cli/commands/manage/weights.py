@@ -20,6 +20,7 @@ from lightningbus.cli.commands.manage.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, RunBusOption, check_names, run_async
 from lightningbus.cli.output import print_result
 from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.pinned_version import find_pin, is_temporary
 from lightningbus.run.run_data.model_choice import choose_model_on_bus
 from lightningbus.run.run_data.run_bus import WEIGHT_STREAMS, open_bus
 from lightningbus.run.run_directory.discovery import BUS_VARIABLE, connect
@@ -176,7 +177,7 @@ def repair(model: ModelOption = None, bus: BusOption = None) -> None:
 def _decide(what: What, version: int | None, model: str | None, run: str | None, bus: str | None, reason: str) -> None:
     _check_model(model)
 
-    async def work() -> int:
+    async def work() -> tuple[int, str]:
         async with open_bus(bus, run, "weights", "admin", WEIGHT_STREAMS) as at:
             chosen = await choose_model_on_bus(model, at)
             releases = WeightRegistry(at, chosen)
@@ -192,9 +193,20 @@ def _decide(what: What, version: int | None, model: str | None, run: str | None,
                     raise UserError(f"version {which} cannot be served any more: {gone} has expired")
             actor = f"{getpass.getuser()}@{socket.gethostname()}"
             await releases.append_decision(what, which, actor=actor, reason=reason)
-            return which
+            return which, _describe_replaced(before, actor) if what in ("pinned", "unpinned") else ""
 
-    print(f"version {run_async(work())} is {what}")
+    decided, replaced = run_async(work())
+    print(f"version {decided} is {what}{replaced}")
+
+
+def _describe_replaced(before: ReleaseState, actor: str) -> str:
+    """Describe the pin of somebody else that a decision ends, as the rest of a sentence; empty: there was none."""
+    pin = find_pin(before)
+    if pin is None or pin.actor == actor:
+        return ""
+    reason = f" ({pin.reason})" if pin.reason else ""
+    effect = "; that evaluation may fail" if is_temporary(pin) else ""
+    return f"; this ends the pin of version {pin.version} by {pin.actor}{reason}{effect}"
 
 
 def _check_model(model: str | None) -> None:
