@@ -13,8 +13,8 @@ def check_steps_left(name: str, learners: Iterable[LearnerSettings]) -> None:
     Their ``checkpoint_dir`` is that of the run. A learner of 0 steps publishes the model and makes none.
     """
     steps = [(find_last_step(each.checkpoint_dir) or 0, each.max_steps) for each in learners if each.max_steps]
-    if steps and all(made >= wanted for made, wanted in steps):
-        raise UserError(describe_no_steps_left(name, min(made for made, _ in steps)))
+    if steps and all(num_steps >= wanted for num_steps, wanted in steps):
+        raise UserError(describe_no_steps_left(name, min(num_steps for num_steps, _ in steps)))
 
 
 def describe_no_steps_left(name: str, num_steps: int) -> str:
