@@ -136,8 +136,9 @@ async def atrain(
         }
         checked = build_run_settings(base, options, TrainSettings, file, recorded, names)
         _check_tasks(checked)
-        check_model_directories(checked, names)
         job = job_checks.parse_job(checked, "settings")
+        if not resume:  # else whether there is something to resume comes first
+            check_model_directories(checked, names)
         done = await train_job.run(checked, job, resume=bool(resume), callbacks=callbacks)
     return TrainResult(done.directory, done.figures, done.evaluations, identify_record(done.directory))
 
