@@ -6,6 +6,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)
+"""An address that belongs to nobody (RFC 5737), so that the route to it is the default one."""
+
 
 class AddressInUseError(Exception):
     """Nothing can listen on an address: its port is taken, or this machine does not have it."""
@@ -22,6 +25,21 @@ def open_listener(host: str, port: int, setting: str, advice: str = "set another
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
         raise AddressInUseError(f"{setting}: cannot listen on {host}:{port}: {reason}; {advice}") from error
+
+
+def find_reachable_host(host: str) -> str:
+    """Return the host by which other machines reach a server that listens on ``host``.
+
+    Where that means all interfaces: this machine's address on its default route, else its name.
+    """
+    if host not in ("", "0.0.0.0", "::"):
+        return f"[{host}]" if ":" in host else host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        try:
+            way.connect(DOCUMENTATION_ADDRESS)  # a datagram socket: nothing is sent
+            return str(way.getsockname()[0])
+        except OSError:  # no route
+            return socket.gethostname()
 
 
 def url_of(host: str, listener: socket.socket) -> str:

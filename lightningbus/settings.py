@@ -42,6 +42,7 @@ from lightningbus.runners.settings import EndpointSettings, RunnerSettings, Work
 from lightningbus.store.settings import StoreSettings
 from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 from lightningbus.trackers.settings import (
+    JsonlSettings,
     MlflowSettings,
     TensorBoardSettings,
     TrackerSettings,
@@ -66,6 +67,7 @@ __all__ = [
     "EvalSettings",
     "GraderSettings",
     "InferenceSettings",
+    "JsonlSettings",
     "JudgeSettings",
     "LearnerSettings",
     "LoraSettings",

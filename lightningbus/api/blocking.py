@@ -209,7 +209,8 @@ def evaluate(
             the rollouts. For one that is up a runner is started for the agent.
         version: weight version of ``run``; default: the newest. The bus keeps the last few.
         sampling: ``greedy``, ``sampled`` or both; default: as ``settings``, else both.
-        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
+        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time. Rollouts of
+            the same agent, tasks and settings on record count, and other ones refuse the label.
         settings: a run file as in `train`, of which the name is left out. Agent, tasks and model may be left out where
             it has them. They win over it. Not for a run that is up.
         options: the common settings by name, all others in the section of a run file.

@@ -33,6 +33,7 @@ from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 
@@ -76,7 +77,8 @@ async def aevaluate(
             the rollouts. For one that is up a runner is started for the agent.
         version: weight version of ``run``; default: the newest. The bus keeps the last few.
         sampling: ``greedy``, ``sampled`` or both; default: as ``settings``, else both.
-        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
+        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time. Rollouts of
+            the same agent, tasks and settings on record count, and other ones refuse the label.
         settings: a run file as in `atrain`, of which the name is left out. Agent, tasks and model may be left out where
             it has them. They win over it. Not for a run that is up.
         options: the common settings by name, all others in the section of a run file.
@@ -237,7 +239,10 @@ def _build_settings(
         ),
     }
     kept = {name: value for name, value in file.items() if url is None or name not in ENGINE_SETTINGS}
-    return build_run_settings(base, settings, EvaluateSettings, kept)
+    checked = build_run_settings(base, settings, EvaluateSettings, kept)
+    if model is not None and url is None:
+        check_model_directories(checked, dict.fromkeys(("learner.model_path", "inference.model_path"), "model"))
+    return checked
 
 
 def _build_policies(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:

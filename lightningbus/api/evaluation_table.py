@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightningbus.api.sessions.table import Table
-from lightningbus.run.evaluation.evaluation import Evaluation, format_mean
+from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.pass_at_k import PassAtK
 
-COLUMNS = ("version", "mean_reward", "standard_error", "num_tasks", "rollouts", "ok", "seconds")
+COLUMNS = ("version", "mean_reward", "standard_error", "low_95", "high_95", "num_tasks", "rollouts", "ok", "seconds")
 TITLE = "held-out reward"
 
 
 def tabulate_evaluations(name: str, evaluations: Sequence[tuple[str, Evaluation]]) -> Table:
     """Return a row of numbers for each evaluation under its label, which stands in the column ``name``.
 
+    ``low_95`` and ``high_95`` are the bounds of the mean's 95 % confidence interval.
     Where tasks have several answers, ``pass@k`` and ``pass@k_standard_error`` follow for k = 1, 2, 4, ...
     """
     ks = _list_ks(evaluations)
@@ -26,9 +27,12 @@ def tabulate_evaluations(name: str, evaluations: Sequence[tuple[str, Evaluation]
 
 
 def tabulate_briefly(name: str, evaluations: Sequence[tuple[str, Evaluation]]) -> Table:
-    """Return the same rows for readers: each pass@k with its standard error is one text, in one column."""
+    """Return the same rows for readers: each pass@k with its 95 % interval is one text, in one column."""
     ks = _list_ks(evaluations)
-    rows = ((*_row(label, each), *(_format(each.pass_at.get(k)) for k in ks)) for label, each in evaluations)
+    rows = (
+        (*_row(label, each), *(str(each.pass_at[k]) if k in each.pass_at else None for k in ks))
+        for label, each in evaluations
+    )
     return Table((name, *COLUMNS, *(f"pass@{k}" for k in ks)), tuple(rows), TITLE)
 
 
@@ -39,12 +43,10 @@ def _list_ks(evaluations: Sequence[tuple[str, Evaluation]]) -> list[int]:
 
 
 def _row(label: str, evaluation: Evaluation) -> tuple[Any, ...]:
-    return (label, *(getattr(evaluation, column) for column in COLUMNS))
+    low, high = evaluation.interval or (None, None)
+    bounds = {"low_95": low, "high_95": high}
+    return (label, *(bounds[each] if each in bounds else getattr(evaluation, each) for each in COLUMNS))
 
 
 def _split(estimate: PassAtK | None) -> tuple[float | None, float | None]:
     return (None, None) if estimate is None else (estimate.mean, estimate.standard_error)
-
-
-def _format(estimate: PassAtK | None) -> str | None:
-    return None if estimate is None else format_mean(estimate.mean, estimate.standard_error)

@@ -34,6 +34,7 @@ from lightningbus.run.run_directory.recorded_settings import (
     has_recorded_settings,
     read_recorded_settings,
 )
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 
 ARGUMENTS = {
@@ -136,6 +137,8 @@ async def atrain(
         checked = build_run_settings(base, options, TrainSettings, file, recorded, names)
         _check_tasks(checked)
         job = job_checks.parse_job(checked, "settings")
+        if not resume:  # else whether there is something to resume comes first
+            check_model_directories(checked, names)
         done = await train_job.run(checked, job, resume=bool(resume), callbacks=callbacks)
     return TrainResult(done.directory, done.figures, done.evaluations, identify_record(done.directory))
 

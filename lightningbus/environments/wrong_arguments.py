@@ -1,12 +1,12 @@
 """Sentences about arguments that an environment does not take. Pure."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-MAX_LISTED, MAX_VALUE = 20, 80
-"""Most known names that are listed, and most characters of a value."""
+MAX_LISTED, MAX_VALUE, MAX_LEVELS = 60, 80, 4
+"""Most known names that are listed, most characters of a value, and most levels of names."""
 
 
 def check_names(arguments: Iterable[str], function: Callable[..., Any]) -> None:
@@ -55,11 +55,23 @@ def _describe(problem: Any, config: object) -> str:
 def _list_fields(config: object, place: Iterable[Any]) -> Collection[str]:
     for name in place:
         config = getattr(config, str(name), None)
-    return list(getattr(type(config), "model_fields", ()))
+    return list(_walk_fields(config, MAX_LEVELS))
+
+
+def _walk_fields(config: object, num_levels: int) -> Iterator[str]:
+    """Yield the names that are settings themselves; one of a further level has the name of that in front, and a dot."""
+    for name in getattr(type(config), "model_fields", ()):
+        nested = list(_walk_fields(getattr(config, name), num_levels - 1)) if num_levels > 1 else []
+        yield from (f"{name}.{each}" for each in nested) if nested else [name]
 
 
 def _suggest(name: str, known: Collection[str]) -> str:
-    """Word a clause: the nearest known name, else all of them if they are few."""
-    if near := get_close_matches(name, known, n=1):
-        return f"did you mean {near[0]!r}?"
+    """Word a clause: the names that end like this one, or the nearest; else all of them if they are few."""
+    by_end: dict[str, list[str]] = {}
+    for each in known:
+        by_end.setdefault(each.rpartition(".")[2], []).append(each)
+    near = by_end.get(name) or get_close_matches(name, known, n=1)
+    near = near or [each for end in get_close_matches(name, by_end, n=1) for each in by_end[end]]
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
     return f"known are {', '.join(sorted(known))}" if 0 < len(known) <= MAX_LISTED else ""

@@ -1,8 +1,8 @@
 """The README.md of an exported model. Pure."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,10 +13,9 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.results.results import Results
 from lightningbus.schemas.weights.events import WeightManifest
+from lightningbus.store.reports.interval import estimate_interval
 
 CARD = "README.md"
-NORMAL_95 = 1.96
-"""Half the width of the central 95 % of a normal distribution, in standard deviations."""
 LICENSE_OF_BASE = "that of the base model"
 SERVE = "python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} --port 8000"
 """The server by its module: the CPU build of vLLM has no working `vllm` program."""
@@ -68,7 +67,13 @@ class CardFacts:
     packages: Mapping[str, str]
     """Versions of the libraries of the run, else of those that exported it."""
     base_digest: str = ""
-    """Digest of the base model's files as training started; empty: not on record."""
+    """Digest of the base model's files that the export used; empty: not known."""
+    recorded_base_digest: str = ""
+    """The same as training started; empty: not on record."""
+    task_digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the tasks, by what they are for."""
+    agents: Sequence[str] = ()
+    """Entrypoints or commands of the agents that were trained."""
     question: str = ""
     """Text of a task that the model was trained on; empty: not known."""
 
@@ -109,16 +114,24 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
     rows = {}
     if facts.learner:
         rows["algorithm"] = LearnerSettings.model_validate(facts.learner).algorithm.adv_estimator
+        rows["seed"] = str(LearnerSettings.model_validate(facts.learner).seed)
+    if facts.agents:
+        rows["agent"] = ", ".join(f"`{agent}`" for agent in facts.agents)
     if facts.results is not None and facts.results.rollouts:
         rows["rollouts of the run"] = f"{facts.results.rollouts:,}"
     for each in facts.results.evaluations if facts.results is not None else ():
-        if each.version == facts.manifest.version and each.standard_error is not None:
-            half = NORMAL_95 * each.standard_error
-            low, high = each.mean_reward - half, each.mean_reward + half
+        bounds = each.interval or estimate_interval(
+            each.mean_reward, each.standard_error, each.num_tasks, each.rollouts, is_success_rate=False
+        )  # the results of an older version have none
+        if each.version == facts.manifest.version and bounds is not None:
+            low, high = bounds
             interval = f"{each.mean_reward:.4f} (95 % interval {low:.4f} to {high:.4f}, {each.num_tasks} tasks)"
             rows[f"held-out reward, {each.label}"] = interval
     if facts.base_digest:
         rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
+    if facts.recorded_base_digest not in ("", facts.base_digest):
+        rows["the same as training started"] = f"`{facts.recorded_base_digest}`: the files changed since"
+    rows |= {f"SHA-256 of the {name} tasks": f"`{digest}`" for name, digest in facts.task_digests.items()}
     return rows
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shlex
 import shutil
 import tempfile
 from collections import Counter
@@ -23,7 +24,7 @@ from lightningbus.run.machine.hardware import read_versions
 from lightningbus.run.results.base_files import MODEL_SUFFIXES, compute_digest, describe_files, read_base_files
 from lightningbus.run.results.best_version import find_best, version_of
 from lightningbus.run.results.results import RESULTS, Results
-from lightningbus.run.results.run_record import read_model_path
+from lightningbus.run.results.run_record import read_model_path, read_task_digests
 from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.run_data.run_bus import RunBus
 from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
@@ -126,7 +127,10 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
             dtype=_read_dtype(directory / (ADAPTERS if request.is_adapter else WEIGHTS)),
             has_chat_template=_has_chat_template(directory),
             packages=results.packages if results is not None else read_versions(),
-            base_digest=compute_digest(base_files) if base_files else "",
+            base_digest=compute_digest(await asyncio.to_thread(describe_files, base_model)),
+            recorded_base_digest=compute_digest(base_files) if base_files else "",
+            task_digests=_read_task_digests(source, model),
+            agents=_list_agents(source),
             question=await asyncio.to_thread(_read_question, learner),
         )
         (directory / CARD).write_text(render_card(facts))
@@ -222,6 +226,29 @@ def _read_question(learner: dict[str, object]) -> str:
         return ""
     texts = [value] if isinstance(value, str) else list(value.values()) if isinstance(value, dict) else []
     return max((text for text in texts if isinstance(text, str)), key=len, default="")[:MAX_QUESTION_CHARS]
+
+
+def _read_task_digests(source: RunBus, model: str) -> dict[str, str]:
+    """Read the digests of the run's tasks; none where they are not on record, or the record is damaged."""
+    if source.directory is None:
+        return {}
+    try:
+        return read_task_digests(source.directory.path, model)
+    except UserError as error:
+        log.warning("the card has no digests of tasks: %s", error)
+        return {}
+
+
+def _list_agents(source: RunBus) -> list[str]:
+    """List the entrypoints or commands of the run's agents, each once; a path of this machine by its name alone."""
+    directory = source.directory
+    roles = [path.stem for path in (directory.path / "work").glob("runner-*.json")] if directory is not None else []
+    agents: dict[str, None] = {}
+    for role in sorted(roles):
+        settings = directory.read_settings(role) if directory is not None else {}
+        command = [Path(word).name if word.startswith("/") else word for word in settings.get("command") or []]
+        agents[str(settings.get("entrypoint") or shlex.join(command))] = None
+    return [each for each in agents if each]
 
 
 def _read_dtype(weights: Path) -> str:

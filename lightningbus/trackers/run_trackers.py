@@ -19,6 +19,7 @@ from lightningbus.trackers.store_points import Point, PointReader
 log = logging.getLogger(__name__)
 
 CLASSES = {
+    "jsonl": "JsonlTracker",
     "tensorboard": "TensorBoardTracker",
     "wandb": "WandbTracker",
     "mlflow": "MlflowTracker",

@@ -8,6 +8,12 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
+class JsonlSettings(BaseModel):
+    """Lines of JSON in `metrics.jsonl` of the run's directory; it needs no client."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class TensorBoardSettings(BaseModel):
     """Event files for TensorBoard."""
 
@@ -69,10 +75,13 @@ class TrackioSettings(BaseModel):
 
 
 class TrackerSettings(BaseModel):
-    """The trackers that get a run's metrics; each needs the extra of its name."""
+    """The trackers that get a run's metrics; each but `jsonl` needs the extra of its name."""
 
     model_config = ConfigDict(extra="forbid")
 
+    jsonl: JsonlSettings | None = Field(
+        default=None, description="write `metrics.jsonl` in the run's directory, one JSON object a step: `{}`"
+    )
     tensorboard: TensorBoardSettings | None = Field(
         default=None, description="write event files for TensorBoard; `{}` takes the defaults"
     )
@@ -90,6 +99,6 @@ class TrackerSettings(BaseModel):
     @model_validator(mode="after")
     def _installed(self) -> Self:
         for name in self.enabled:
-            if find_spec(name) is None:
+            if name != "jsonl" and find_spec(name) is None:
                 raise ValueError(f"{name} is not installed: pip install 'lightningbus[{name}]'")
         return self

@@ -1,5 +1,5 @@
 -- title: Comparison of two runs or two versions
--- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name.
+-- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. The standard error is over tasks, as in reward_by_version, and its difference is that of the difference of two means, sqrt(a² + b²).
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1
@@ -11,16 +11,23 @@ WITH metrics AS
 (
     SELECT side, arrayJoin([
         ('01 rollouts', toFloat64(count())), ('02 ended well', countIf(outcome = 'ok') / count()),
-        ('03 mean reward', avgIf(reward, outcome = 'ok')), ('04 reward spread', stddevPopIf(reward, outcome = 'ok')),
-        ('05 mean reward of the newest version', avgIf(reward, outcome = 'ok' AND version = newest)),
-        ('06 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
-        ('07 mean model seconds', avg(model_seconds)), ('08 mean calls', avg(num_calls)),
-        ('09 mean tokens sampled', avg(response_tokens)), ('10 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
-        ('11 needed another attempt', countIf(attempt > 1) / count()), ('12 newest version', toFloat64(any(newest)))
+        ('03 mean reward', avgIf(reward, outcome = 'ok') AS mean),
+        ('04 standard error of the mean reward', if(uniqExactIf(task_id, outcome = 'ok') AS tasks > 1,
+            sqrt(tasks / (tasks - 1) * greatest(0, sumIf(of_task * of_task / num_of_task, outcome = 'ok')
+                - 2 * mean * sumIf(of_task, outcome = 'ok') + mean * mean * sumIf(num_of_task, outcome = 'ok')))
+                / countIf(outcome = 'ok'), NULL)),
+        ('05 reward spread', stddevPopIf(reward, outcome = 'ok')),
+        ('06 mean reward of the newest version', avgIf(reward, outcome = 'ok' AND version = newest)),
+        ('07 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
+        ('08 mean model seconds', avg(model_seconds)), ('09 mean calls', avg(num_calls)),
+        ('10 mean tokens sampled', avg(response_tokens)), ('11 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
+        ('12 needed another attempt', countIf(attempt > 1) / count()), ('13 newest version', toFloat64(any(newest)))
     ]) AS one
     FROM
     (
-        SELECT *, max(version) OVER (PARTITION BY side) AS newest
+        SELECT *, max(version) OVER (PARTITION BY side) AS newest,
+            sumIf(ifNull(reward, 0), outcome = 'ok') OVER (PARTITION BY side, task_id) AS of_task,
+            countIf(outcome = 'ok') OVER (PARTITION BY side, task_id) AS num_of_task
         FROM (SELECT *, arrayJoin(arrayFilter(one -> one != '', [
             if(run_id = {a:String} AND {version_a:Int64} IN (-1, version), 'a', ''),
             if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
@@ -34,7 +41,8 @@ WITH metrics AS
 )
 SELECT
     concat({a:String}, ' : ', {b:String}) AS run_id, substring(one.1, 4) AS figure,
-    anyIf(one.2, side = 'a') AS a, anyIf(one.2, side = 'b') AS b, b - a AS difference
+    anyIf(one.2, side = 'a') AS a, anyIf(one.2, side = 'b') AS b,
+    if(startsWith(figure, 'standard error'), sqrt(a * a + b * b), b - a) AS difference
 FROM metrics
 GROUP BY one.1
 ORDER BY one.1

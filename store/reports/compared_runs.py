@@ -1,5 +1,6 @@
 """The two runs of the report ``compare``, each in a store of its own: one question to each, and one table. Pure."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ def choose_side(arguments: Mapping[str, str], side: Side, run_id: str) -> dict[s
 def join_sides(a: ResultTable, b: ResultTable, names: str) -> ResultTable:
     """Join the answers about run a and about run b: a figure of each, and their difference b - a.
 
+    The difference of standard errors is that of the difference of both means.
+
     Both have the columns of the report, with the same figures in the same order. ``names`` of both runs stand in the
     column ``run_id``.
     """
@@ -28,7 +31,8 @@ def join_sides(a: ResultTable, b: ResultTable, names: str) -> ResultTable:
     for of_a, of_b in zip(a[1], b[1], strict=True):
         row = dict(zip(columns, of_a, strict=True))
         row |= {"run_id": names, "b": dict(zip(b[0], of_b, strict=True))["b"]}
-        row["difference"] = _subtract(row["b"], row["a"])
+        combine = _add_errors if str(row["figure"]).startswith("standard error") else _subtract
+        row["difference"] = combine(row["b"], row["a"])
         rows.append(tuple(row[column] for column in columns))
     return columns, rows
 
@@ -38,6 +42,10 @@ def describe_selection(arguments: Mapping[str, str], side: Side) -> str:
     names = ("mode", "evaluation", "model", f"version_{side}")
     chosen = {"mode": "train"} | {name: arguments[name] for name in names if arguments.get(name)}
     return ", ".join(f"{name}={value}" for name, value in chosen.items())
+
+
+def _add_errors(b: Any, a: Any) -> float | None:
+    return None if a is None or b is None else math.hypot(a, b)
 
 
 def _subtract(b: Any, a: Any) -> float | None:

@@ -1,13 +1,17 @@
 """Points of a reward curve that hold too few rollouts to stand alone. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import add
 from statistics import median
 from typing import Any
 
 THIN_SHARE = 0.25
 """A point with a smaller share of the usual number of rollouts is taken together with the one before it."""
+
+PICKED: dict[str, Callable[[Any, Any], Any]] = {"worst": min, "best": max, "is_success_rate": min, "tasks": add}
+"""Columns beside the means, and how two neighbours become one."""
 
 QueryRow = dict[str, Any]
 
@@ -15,7 +19,7 @@ QueryRow = dict[str, Any]
 def merge_thin_points(rows: Iterable[QueryRow]) -> list[QueryRow]:
     """Merge training points of few rollouts into the point before them; rows are those of one curve after another.
 
-    A row has ``version, rollouts, mean_reward, standard_error``, and ``model, mode, evaluation, name, worst, best``
+    A row has ``version, rollouts, mean_reward, standard_error``, and ``model, mode, evaluation, name`` and `PICKED`
     where they are known; ``per_point`` is the number of its versions. So a last version of one rollout, which failed,
     does not make a curve fall to 0. Evaluations stay as they are.
     """
@@ -58,5 +62,5 @@ def combine(first: Mapping[str, Any], second: Mapping[str, Any]) -> QueryRow:
             if known
             else None
         ),
-        **{name: pick(first[name], second[name]) for name, pick in (("worst", min), ("best", max)) if name in first},
+        **{name: pick(first[name], second[name]) for name, pick in PICKED.items() if name in first},
     }

@@ -1,16 +1,16 @@
 -- title: Rewards by name
--- about: Mean, standard error and extremes of each named reward by weight version, for each model: what a function of rewards, a grader, a judge or an environment gave under a name. Over the rollouts that count in reward_by_version and have a reward of that name; a failed rollout has none. Versions and standard errors as in reward_by_version.
+-- about: Mean, standard error and extremes of each named reward by weight version, for each model: what a function of rewards, a grader, a judge or an environment gave under a name. Over the rollouts that count in reward_by_version and have a reward of that name; a failed rollout has none. Versions, standard errors and intervals as in reward_by_version.
 -- plot: line x=version y=mean_reward spread=standard_error error=standard_error bounds=worst,best series=run_id,model,mode,evaluation,name
 SELECT
     run_id, model, mode, evaluation, name, version, sum(num) AS rollouts, sum(total) / rollouts AS mean_reward,
     if(count() > 1, sqrt(count() / (count() - 1) * greatest(0,
         sum(total * total) - 2 * mean_reward * sum(total * num) + mean_reward * mean_reward * sum(num * num))) / rollouts, NULL)
         AS standard_error,
-    min(smallest) AS worst, max(largest) AS best
+    min(smallest) AS worst, max(largest) AS best, count() AS tasks, min(is_binary) AS is_success_rate
 FROM
 (
     SELECT run_id, model, mode, evaluation, version, task_id, named.1 AS name, count() AS num, sum(named.2) AS total,
-        min(named.2) AS smallest, max(named.2) AS largest
+        min(named.2) AS smallest, max(named.2) AS largest, min(named.2 IN (0, 1)) AS is_binary
     FROM counted_rewards AS c
     LEFT ANY JOIN (SELECT run_id, rollout_id, rewards FROM rollouts WHERE notEmpty(rewards)) AS r
         ON c.run_id = r.run_id AND c.rollout_id = r.rollout_id

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightningbus.store.reports.interval import estimate_row_interval
 from lightningbus.store.ui.queries import MAX_POINTS, OF_MODEL
 from lightningbus.store.ui.run_list import parse_settings, summarize_settings
 
@@ -93,7 +94,8 @@ def summarize_rewards(rows: Sequence[QueryRow]) -> QueryRow:
 
 
 def _point(row: Mapping[str, Any]) -> QueryRow:
-    return {name: row[name] for name in ("version", "per_point", "rollouts", "mean_reward", "standard_error")}
+    names = ("version", "per_point", "rollouts", "mean_reward", "standard_error")
+    return {name: row[name] for name in names} | {"interval": estimate_row_interval(row)}
 
 
 def _per_hour(speed: Sequence[QueryRow], name: str) -> float | None:

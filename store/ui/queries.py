@@ -75,11 +75,12 @@ SELECT model, mode, evaluation, intDiv(one, width) * width AS version, any(width
     sqrt(greatest(0., sum(num * (spread * spread + mean * mean)) / rollouts - mean_reward * mean_reward))
         AS reward_spread,
     sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
-    min(low) AS worst, max(high) AS best
+    min(low) AS worst, max(high) AS best, sum(num_tasks) AS tasks, min(is_binary) AS is_success_rate
 FROM
 (
     SELECT model, mode, evaluation, version AS one, rollouts AS num, mean_reward AS mean, reward_spread AS spread,
-        standard_error AS error, worst AS low, best AS high, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
+        standard_error AS error, worst AS low, best AS high, tasks AS num_tasks,
+        is_success_rate AS is_binary, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
     FROM by_version WHERE {OF_MODEL}
 )
 GROUP BY model, mode, evaluation, version ORDER BY model, mode DESC, evaluation, version
@@ -96,11 +97,12 @@ SELECT model, mode, evaluation, name, intDiv(one, width) * width AS version, any
     sum(num) AS rollouts,
     sum(num * mean) / rollouts AS mean_reward,
     sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
-    min(low) AS worst, max(high) AS best
+    min(low) AS worst, max(high) AS best, sum(num_tasks) AS tasks, min(is_binary) AS is_success_rate
 FROM
 (
     SELECT model, mode, evaluation, name, version AS one, rollouts AS num, mean_reward AS mean,
-        standard_error AS error, worst AS low, best AS high, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
+        standard_error AS error, worst AS low, best AS high, tasks AS num_tasks,
+        is_success_rate AS is_binary, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
     FROM by_name WHERE {OF_MODEL}
 )
 GROUP BY model, mode, evaluation, name, version ORDER BY model, name, mode DESC, evaluation, version

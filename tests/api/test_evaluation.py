@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import lightningbus as lb
+from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.options import build_evaluation_job
+from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.results.run_record import write_record
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.tasks.task_loading import TaskInput
@@ -97,9 +99,24 @@ def test_a_label_gives_no_results_of_other_agents_or_tasks(tmp_path: Path) -> No
 
     def conditions(num_tasks: int, **options: Any) -> Sequence[str]:
         tasks = [TaskInput(str(number), {"question": number}) for number in range(num_tasks)]
-        return build_evaluation_job(RunDirectory(tmp_path / "b"), tasks, {"label": "p", **options}).request.id_parts
+        job = build_evaluation_job(RunDirectory(tmp_path / "b"), tasks, {"label": "p", **options})
+        return job.requests(job.request)["sampled"].id_parts
 
     assert conditions(2) == conditions(2) == conditions(2, deadline=999.0, pass_reward=0.5) != ()
     different = [conditions(2), conditions(3), conditions(2, agent="other"), conditions(2, samples=3)]
     different += [conditions(2, agent="agent:solve") for _ in range(2)]  # its code may have changed in between
     assert len(set(different)) == len(different)
+
+
+@pytest.mark.unit
+def test_a_result_says_how_many_rollouts_were_on_record() -> None:
+    fields = {"version": 3, "mean_reward": 0.5, "standard_error": None, "num_tasks": 4, "ok": 4, "seconds": 1.0}
+    evaluations = {
+        label: Evaluation(label=label, rollouts=4, num_recorded=num, **fields)  # type: ignore[arg-type]
+        for label, num in {"greedy": 0, "sampled": 3, "other": 4}.items()
+    }
+    notes = repr(EvaluationResult(Path("r"), evaluations)).splitlines()[-2:]
+    assert notes == [
+        "sampled: 3 of 4 rollouts were on record already: another label answers all tasks anew",
+        "other: all 4 rollouts were on record already: another label answers all tasks anew",
+    ]

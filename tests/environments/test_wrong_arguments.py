@@ -40,6 +40,18 @@ def problems_of(arguments: dict[str, Any]) -> list[Any]:
         ({"taskset": {"path": "a", "x": 3}}, "taskset.x: there is no such argument; known are num_tasks, path"),
         ({"taskset": {}}, "taskset.path: it is needed"),
         (
+            {"taskset": {"path": "a"}, "num_tasks": 3},
+            "num_tasks: there is no such argument; did you mean 'taskset.num_tasks'?",
+        ),
+        (
+            {"taskset": {"path": "a"}, "num_tsks": 3},
+            "num_tsks: there is no such argument; did you mean 'taskset.num_tasks'?",
+        ),
+        (
+            {"taskset": {"path": "a"}, "xyz": 3},
+            "xyz: there is no such argument; known are seed, taskset.num_tasks, taskset.path",
+        ),
+        (
             {"taskset": {"path": "a", "num_tasks": "many"}, "sed": 1},
             "taskset.num_tasks: Input should be a valid integer, unable to parse string as an integer, not 'many'; "
             "sed: there is no such argument; did you mean 'seed'?",

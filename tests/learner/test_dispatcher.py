@@ -513,7 +513,9 @@ async def test_a_learner_that_goes_on_with_other_settings_is_refused_by_the_true
     ):
         with pytest.raises(LearnerError, match="run 'run' was begun with other tasks or settings") as refusal:
             await again.restore([])
-        assert "group_size, role_models, seed, task" in str(refusal.value) and "another learner" not in str(refusal.value)
+        assert "group_size, role_models, seed, task" in str(refusal.value) and "another learner" not in str(
+            refusal.value
+        )
     await Dispatcher(bus, problems(9), settings()).restore([])
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from lightningbus.bus.connection import CONNECT_SECONDS
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.fleet import heartbeats
 from lightningbus.bus.streams.specs import STORE_EVENTS
+from lightningbus.common.listeners import find_reachable_host
 from lightningbus.run.processes.role_process import EX_TEMPFAIL
 from lightningbus.schemas import subjects
 from lightningbus.schemas.tasks import Task
@@ -199,6 +201,21 @@ async def test_a_bus_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         text = says(run("bus", "--port", port, "--dir", tmp_path / "bus", cwd=tmp_path))
     assert str(port) in text
+
+
+def test_a_bus_on_all_interfaces_prints_an_address_for_others(tmp_path: Path) -> None:
+    command = [COMMAND, "bus", "--port", "0", "--host", "0.0.0.0", "--insecure", "--dir", str(tmp_path / "bus")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().removeprefix("bus: ").strip()
+            assert asyncio.run(waiting_tasks(url)) == 0
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=HANG_SECONDS)
+    assert urlsplit(url).hostname == find_reachable_host("0.0.0.0") != "127.0.0.1"
+    assert f"bus: on this machine it is at nats://127.0.0.1:{urlsplit(url).port} too" in errors
+    assert [find_reachable_host(host) for host in ("bus.example", "::1")] == ["bus.example", "[::1]"]
 
 
 def test_ctrl_c_stops_a_bus_cleanly_and_what_it_held_is_there_again(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_evaluations_have_a_column_for_each_k_and_none_that_is_empty() -> None:
     heads = re.findall(r'<th scope="col">(.*?)</th>', table)
     passes = ["pass@1", "pass@2", "pass@4"]
     assert heads == ["label", "version", "mean reward", *passes, "num tasks", "rollouts", "ok", "seconds"]
-    assert "<td>1.00 ± 0.00</td>" in table and "<td>0.25 ± 0.10</td>" in table
+    assert "<td>1.00 (0.34 to 1.00)</td>" in table and "<td>0.25 ± 0.10</td>" in table
     assert "{" not in table and "<h3>Prompt rounds</h3>" in text
 
 

@@ -8,7 +8,7 @@ import pytest
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.model_checks import make_empty_model
-from lightningbus.run.settings.hub_models import find_cached_models
+from lightningbus.run.settings.hub_models import check_model_directories, find_cached_models
 from lightningbus.run.settings.run_file import RunSettings
 
 NAME = "somebody/small-model"
@@ -55,5 +55,9 @@ def test_a_model_that_is_nowhere_is_a_sentence_that_says_how_to_get_it(snapshot:
         UserError, match=r"no model of that name is in the Hugging Face cache .*: `hf download somebody/other`"
     ):
         make_empty_model(settings.learner.model_path)
+    with pytest.raises(UserError, match=r"^learner\.model_path: somebody/other is no directory, .* `hf download"):
+        check_model_directories(settings)
+    with pytest.raises(UserError, match=r"^model: somebody/other is no directory"):
+        check_model_directories(settings, {"learner.model_path": "model"})
     with pytest.raises(UserError, match="models/nowhere/here is no model: there is no such directory"):
         make_empty_model(Path("models/nowhere/here"))

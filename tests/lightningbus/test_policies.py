@@ -9,7 +9,7 @@ import yaml
 
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.evaluation import format_versions
+from lightningbus.run.evaluation.request import format_versions
 from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.processes.stack import child_specs
 from lightningbus.run.settings.policy_options import parse_role_models, parse_versions

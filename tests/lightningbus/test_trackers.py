@@ -1,6 +1,8 @@
 """Metrics of a run in trackers, by their own clients; each point once, also when a tracker was down."""
 
+import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.trackers import store_points
 from lightningbus.trackers.base import Axis, TrackedRun
 from lightningbus.trackers.follower import Follower, PointJournal
+from lightningbus.trackers.jsonl import JsonlTracker
 from lightningbus.trackers.settings import MlflowSettings
 from lightningbus.trackers.store_points import Point, PointReader
 from lightningbus.trackers.tensorboard import TensorBoardTracker
@@ -163,6 +166,26 @@ def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
     assert '"seed": 7' in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
+def test_a_file_has_an_object_of_json_a_step_also_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    run = TrackedRun("small", "abc", tmp_path, {})
+    first = JsonlTracker(run)
+    first.log("step", 1, {"actor/loss": 0.5})
+    first.flush()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "actor')
+    resumed = JsonlTracker(run)
+    for point in POINTS[1:]:
+        resumed.log(point.axis, point.position, point.metrics)
+    resumed.log("step", 3, {"actor/loss": math.nan})
+    resumed.close()
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        {"step": 1, "actor/loss": 0.5},
+        {"step": 2, "actor/loss": 0.25},
+        {"version": 0, "reward_by_version/eval/greedy/mean_reward": 0.75},
+        {"step": 3, "actor/loss": None},
+    ]
+
+
 @pytest.mark.integration
 def test_wandb_keeps_the_points_of_an_offline_run(tmp_path: Path) -> None:
     run_tracker(sys.executable, tmp_path, "wandb", "WandbTracker", "project=p", WANDB_MODE="offline")
@@ -176,6 +199,7 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_a_sentence(monkeypatch: p
     with pytest.raises(UserError, match=r"trackers\.tensorbord: no such setting"):
         validate_settings(RunSettings, {"trackers": {"tensorbord": {}}}, "run.yaml")
     monkeypatch.setattr("lightningbus.trackers.settings.find_spec", lambda name: None)
+    assert validate_settings(RunSettings, {"trackers": {"jsonl": {}}}, "run.yaml").trackers.enabled == ["jsonl"]
     with pytest.raises(UserError, match=r"wandb is not installed: pip install 'lightningbus\[wandb\]'"):
         validate_settings(RunSettings, {"trackers": {"wandb": {}}}, "run.yaml")
 

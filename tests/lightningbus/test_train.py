@@ -90,9 +90,9 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
     assert (figures["share_trained"], figures["excluded"], figures["is_finished"]) == (1.0, {}, True)
     assert set(figures["seconds_by_phase"]) == {"starting", "evaluating", "training", "counting"}
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
-    again = run_command("up", "-c", "train.yaml", cwd=tmp_path)  # its learner has made the last step
-    for command in (done, again):
-        run_printed_export(command.stderr, tmp_path)
+    again = run_command("up", "-c", "train.yaml", cwd=tmp_path, code=2)
+    assert f"has all its {STEPS} steps; raise learner.max_steps to go on" in again.stderr
+    run_printed_export(done.stderr, tmp_path)
 
 
 def run_command(*arguments: str, cwd: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":

@@ -23,6 +23,8 @@ from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
 from lightningbus.run.preflight.job_checks import TrainJob, parse_job
+from lightningbus.run.processes.stack import up
+from lightningbus.run.processes.steps_left import check_steps_left
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256
 from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record
@@ -39,6 +41,7 @@ from tests.store.conftest import prepared
 
 
 def job_of(directory: Path, heldout: dict[str, Any] | None = None, **learner: Any) -> tuple[RunSettings, TrainJob]:
+    (directory / "model").mkdir(exist_ok=True)
     for name in ("train", "heldout"):
         (directory / f"{name}.jsonl").write_text(json.dumps({"id": name, "input": 1}) + "\n")
     settings = RunSettings(
@@ -280,9 +283,23 @@ def test_a_finished_job_is_resumed_for_more_steps_only(tmp_path: Path) -> None:
     results = Results.begin(settings, job.learners, job.eval, None)
     results.is_finished, results.steps = True, 3
     results.write(directory)
-    with pytest.raises(UserError, match=r"has finished its 3 steps: raise learner\.max_steps"):
+    with pytest.raises(UserError, match=r"has all its 3 steps; raise learner\.max_steps to go on"):
         check_resumable(directory, describe_job(job.learners, job.eval), 3)
     check_resumable(directory, describe_job(job.learners, job.eval), 4)
+
+
+async def test_a_run_that_has_made_its_steps_is_not_started_to_stop_again(tmp_path: Path) -> None:
+    settings, job = job_of(tmp_path, max_steps=3)
+    check_steps_left("small", job.learners)
+    (job.learner.checkpoint_dir / "step-3-1").mkdir(parents=True)
+    sentence = "run 'small' has all its 3 steps; raise learner.max_steps to go on"
+    with pytest.raises(UserError) as raised:
+        check_steps_left("small", job.learners)
+    assert str(raised.value) == sentence
+    with pytest.raises(UserError, match=sentence):
+        await up(settings)
+    check_steps_left("small", [job.learner.model_copy(update={"max_steps": 4})])
+    check_steps_left("small", [job.learner.model_copy(update={"max_steps": 0})])
 
 
 def test_the_command_says_in_one_sentence_why_it_cannot_resume(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_table_has_a_column_for_each_suite_and_for_pass_at_k() -> None:
     suite = evaluation("hard-sampled", 3, 0.25).model_copy(update={"pass_at": passes})
     lines = render_text(evaluations_table([evaluation("greedy", 3, 0.5), suite], {}, "policy")).splitlines()
     assert lines[1].split("  ")[-1].strip() == "hard-sampled pass@4"
-    assert lines[2].split() == ["3", "0.50", "±", "0.10", "0.25", "±", "0.10", "1.00", "±", "0.00"]
+    assert lines[2].split() == ["3", "0.50", "±", "0.10", "0.25", "±", "0.10", "1.00", "(0.34", "to", "1.00)"]
 
 
 def test_a_threshold_that_fits_the_rewards_of_no_version_is_named_below_the_table(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_evaluation_by_itself_shows_pass_at_k(tmp_path: Path) -> None:
     table = result.table()
     assert table.column("pass@2") == [None, 0.75] and table[1]["pass@2_standard_error"] == pytest.approx(0.25)
     assert table[1]["pass@4"] == 1.0
-    assert "1.00 ± 0.00" in repr(result) and "pass@4_standard_error" not in repr(result)
+    assert "1.00 (0.34 to 1.00)" in repr(result) and "pass@4_standard_error" not in repr(result)
     assert not [name for name in EvaluationResult(tmp_path, {"greedy": greedy}).table().columns if "pass" in name]
     doubtful = EvaluationResult(tmp_path, {"sampled": sampled.model_copy(update={"pass_note": note})})
     failed = EvaluationResult(tmp_path, {"sampled": sampled.model_copy(update={"failures": "2 of 2 rollouts failed"})})

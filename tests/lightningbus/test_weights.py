@@ -71,7 +71,16 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(
             assert "version 0 is pinned" in await weights(nats_url, "pin", 0, "--reason", "to compare")
             await engine.holds(0)
             assert [row["state"] for row in await listed(nats_url)] == ["revoked", "approved", "pinned"]
-            assert "version 0 is unpinned" in await weights(nats_url, "unpin")
+            assert await weights(nats_url, "unpin") == "version 0 is unpinned\n"
+            await engine.holds(1)
+            job = WeightRegistry(bus, "policy")
+            await job.append_decision("pinned", 1, actor="train:small", reason="held-out tasks are being answered")
+            assert await weights(nats_url, "pin", 0) == (
+                "version 0 is pinned; this ends the pin of version 1 by train:small (held-out tasks are being "
+                "answered); that evaluation may fail\n"
+            )
+            await engine.holds(0)
+            await weights(nats_url, "unpin")
             await engine.holds(1)
             assert "no version of model 'policy' is pinned" in await weights(nats_url, "unpin", code=2)
             assert "version 2 is approved" in await weights(nats_url, "approve", 2)

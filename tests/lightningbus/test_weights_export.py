@@ -37,9 +37,10 @@ from lightningbus.run.machine.hardware import read_hardware, read_versions
 from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.results import Results
-from lightningbus.run.results.run_record import identify_record
+from lightningbus.run.results.run_record import describe_job, identify_record, write_record
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
+from lightningbus.run.settings.evaluation import EvalSettings
 from tests.commands import environment
 from tests.learner.conftest import tiny_model
 
@@ -269,6 +270,12 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
             await pins.keep("policy", best.version, "the best so far")
         monkeypatch.setenv(CREDENTIALS_VARIABLE, str(run.directory / "credentials" / "client"))  # may look on, no more
         rows = json.loads((await weights_list(url_of(bus))).stdout)
+        assert "reward" not in rows[0], "an address says nothing of a run's directory"
+    listed = await asyncio.to_thread(
+        CliRunner().invoke, app, ["weights", "list", "--json", "--run", str(run.directory)]
+    )
+    of_version = {row["version"]: (row["reward"], row["best"]) for row in json.loads(listed.stdout)}
+    assert of_version == {4: (0.2, ""), 3: (0.5, ""), 2: (0.6, ""), 1: (0.7, "yes"), 0: (0.1, "")}
     assert {row["version"]: row["exportable"] for row in rows} == {
         4: "yes", 3: "yes", 2: "no: its files have expired", 1: "yes", 0: "no: its files have expired",
     }  # fmt: skip
@@ -296,6 +303,9 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     run.settings = run.settings.model_copy(update={"tasks": tmp_path / "tasks.jsonl"})
     (run.directory / "work" / "learner.json").write_text(run.settings.model_dump_json())
     record_base_models(run.directory, [run.settings])
+    write_record(run.directory, describe_job([run.settings], EvalSettings()))
+    runner = {"command": ["/home/somebody/agent.sh", "--fast"]}
+    (run.directory / "work" / "runner-0.json").write_text(json.dumps(runner))
     async with run.up("learner") as bus:
         weights = run.write(load_file(base / "model.safetensors"))
         await WeightPublisher(bus, run.settings).publish(weights, version=0, epoch=1, step=0)
@@ -309,12 +319,18 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
         and "| algorithm | grpo |" in card
         and "| rollouts of the run | 1,234 |" in card
     )
-    assert re.search(r"SHA-256 of the base model's file list \| `[0-9a-f]{64}`", card) and str(tmp_path) not in card
+    digest = re.findall(r"SHA-256 of the base model's file list \| `([0-9a-f]{64})`", card)
+    assert len(digest) == 1 and str(tmp_path) not in card and "as training started" not in card
+    assert re.search(r"SHA-256 of the training tasks \| `[0-9a-f]{64}`", card) and "held-out tasks |" not in card
+    assert "| seed | 0 |" in card and "| agent | `agent.sh --fast` |" in card
     (base / "tokenizer.json").write_text("{}")
     refused = await export("--run", run.directory, tmp_path / "other", code=2)
     assert "is not the model that training started from: tokenizer.json changed since" in refused.stderr
     assert "version 0 is in" in (await export("--run", run.directory, tmp_path / "kept", "--base-model", model)).stdout
     await export("--run", run.directory, tmp_path / "forced", "--force")
+    forced = (tmp_path / "forced" / "README.md").read_text()
+    assert f"| the same as training started | `{digest[0]}`: the files changed since |" in forced
+    assert f"file list | `{digest[0]}`" not in forced and re.search(r"file list \| `[0-9a-f]{64}`", forced)
 
 
 async def test_the_best_version_of_a_run_without_evaluations_is_a_sentence(tmp_path: Path, model: Path) -> None:

@@ -1,6 +1,7 @@
 """One rule says which reward a rollout counts with: the learner's. The report, the page and the Python API have it."""
 
 import asyncio
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from msgspec.structs import replace
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.run.evaluation.evaluation import RESULTS
+from lightningbus.run.evaluation.request import RolloutRequest
+from lightningbus.run.evaluation.used_label import is_label_used
 from lightningbus.schemas.base import Event, Outcome
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
@@ -24,6 +27,7 @@ from lightningbus.store.clickhouse.query_limits import UI
 from lightningbus.store.reports import REPORTS
 from lightningbus.store.ui.client import Reader
 from lightningbus.store.ui.server import UiServer, serve
+from lightningbus.tasks.task_loading import TaskInput
 from tests import seed_store
 from tests.store.conftest import StoreProcess, prepared
 
@@ -163,6 +167,21 @@ def test_with_equal_samples_the_standard_error_is_that_of_the_mean_over_problems
     assert fewest >= SAMPLES - 1 and len(by_task) == TASKS
     means = [mean(rewards) for rewards in by_task.values()]
     assert figures(by_task)["standard_error"] == stdev(means) / sqrt(TASKS)
+
+
+def test_a_used_label_is_refused_for_another_evaluation_of_its_version_alone(
+    store: StoreProcess, events: dict[str, list[Event]]
+) -> None:
+    request = RolloutRequest(run="used", evaluation="greedy", weight_versions={"policy": VERSION}, id_parts=("digest",))
+    (task,) = request.with_versions_in_ids().tasks([TaskInput("a", 0)])
+    span = next(batch.spans[0] for batch in events["default"] if isinstance(batch, SpanBatch))
+    seed_store.insert(
+        store.sql, [TaskBatchRecord(tasks=(TaskRecord(task=task, rollout_id="a.0", span=span),))], first=90_000
+    )
+    assert not is_label_used(store.sql, request), "it goes on with its own rollouts"
+    others = {"id_parts": ("other",), "weight_versions": {"policy": VERSION + 1}, "evaluation": "new", "run": "fresh"}
+    used = [is_label_used(store.sql, dataclasses.replace(request, **{name: value})) for name, value in others.items()]
+    assert used == [True, False, False, False]
 
 
 def test_an_evaluation_leaves_out_what_was_not_graded(store: StoreProcess, events: dict[str, list[Event]]) -> None:

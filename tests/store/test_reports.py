@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from math import comb
+from math import comb, hypot
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -261,6 +261,11 @@ def test_two_runs_and_two_versions_are_compared(store: StoreProcess, events: dic
     counted = rewards(events["small"])
     assert rows["mean reward"]["a"] == pytest.approx(mean(counted[0]))
     assert rows["mean reward"]["difference"] == pytest.approx(mean(counted[4]) - mean(counted[0]))
+    by_version = {row["version"]: row for row in ask(store, "reward_by_version", run="small") if row["mode"] == "train"}
+    errors = [by_version[version]["standard_error"] for version in (0, 4)]
+    compared = rows["standard error of the mean reward"]
+    assert [compared["a"], compared["b"]] == pytest.approx(errors)
+    assert compared["difference"] == pytest.approx(hypot(*errors))
 
 
 def test_nothing_is_lost_or_broken_and_prompts_are_whole(store: StoreProcess, events: dict[str, list[Any]]) -> None:

@@ -1,15 +1,20 @@
 """Keyword arguments of a session's methods: their types, and what they become."""
 
-import hashlib
-import json
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypedDict
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, SAMPLINGS, EvaluationJob, RolloutRequest
+from lightningbus.run.evaluation.request import (
+    ANSWERING_SETTINGS,
+    ROLLOUT_SECONDS,
+    SAMPLINGS,
+    EvaluationJob,
+    RolloutRequest,
+    digest_conditions,
+)
 from lightningbus.run.results.run_record import list_suites
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.policy_options import NAME
@@ -72,7 +77,7 @@ def build_evaluation_job(
         model=main,
         evaluation=options.get("label", default_label()),
         reward=learner.get("reward") or "",
-        id_parts=(secrets.token_hex(4) if has_own_runner(options) else _digest_conditions(fields, inputs),),
+        id_parts=(secrets.token_hex(4) if has_own_runner(options) else _digest(directory, fields, inputs),),
         **fields,
     )
     answers_elsewhere = not learner and main in directory.read_settings("runner-0").get("endpoints", ())
@@ -85,15 +90,16 @@ def build_evaluation_job(
     return EvaluationJob(request, inputs, samplings, versions)
 
 
-def _digest_conditions(fields: Mapping[str, Any], inputs: Sequence[TaskInput]) -> str:
+def _digest(directory: RunDirectory, fields: Mapping[str, Any], inputs: Sequence[TaskInput]) -> str:
     """Return a digest of agent, tasks and settings: an evaluation goes on with rollouts of these alone.
 
     It goes on with a longer deadline and another threshold, too. The code of an agent that a session starts may have
     changed since, so its rollouts are never those of before.
     """
-    settings = {name: value for name, value in fields.items() if name not in ("deadline", "pass_reward")}
-    tasks = [(task.id, task.input, task.labels) for task in inputs]
-    return hashlib.sha256(json.dumps([settings, tasks], default=str, sort_keys=True).encode()).hexdigest()[:8]
+    runner = directory.read_settings("runner-0")
+    conditions = {name: value for name, value in fields.items() if name not in ("deadline", "pass_reward", "samples")}
+    agent = {name: runner.get(name) for name in ANSWERING_SETTINGS}
+    return digest_conditions({"agents": [agent], **conditions}, inputs)
 
 
 def has_own_runner(options: Mapping[str, Any]) -> bool:
@@ -112,8 +118,8 @@ def parse_samplings(sampling: str | Sequence[str]) -> list[str]:
 
 
 def default_label() -> str:
-    """Return the label of an evaluation that is given none: date and time."""
-    return time.strftime("%Y%m%d-%H%M%S")
+    """Return the label of an evaluation that is given none: date and time, to the millisecond."""
+    return datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
 
 
 def check_label(label: str, directory: RunDirectory | None = None) -> None:

@@ -31,6 +31,8 @@ class RolloutBatch:
         self.request = request
         self.tasks = {ids.rollout_id(task.id, task.sample_index): task for task in request.tasks(inputs)}
         """The tasks, keyed by rollout id."""
+        self.num_recorded = 0
+        """Rollouts that had ended before, where `run` looks for them."""
 
     async def run(
         self,
@@ -55,6 +57,7 @@ class RolloutBatch:
                 if missing is None:
                     progress.update(await store.ask(self._read_ended), now())
                     missing = progress.missing
+                    self.num_recorded = progress.num_ended
                 limit.reschedule(None)  # a full stream has a limit of its own
                 new = [task for id, task in self.tasks.items() if id in missing]
                 await publish_all(

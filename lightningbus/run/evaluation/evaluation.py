@@ -3,7 +3,6 @@
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
@@ -14,8 +13,9 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
 from lightningbus.run.evaluation.pass_at_k import PassAtK, estimate_pass_at_k
-from lightningbus.run.evaluation.request import SAMPLINGS, RolloutRequest
+from lightningbus.run.evaluation.request import SAMPLINGS, RolloutRequest, format_versions
 from lightningbus.run.evaluation.retrying_store import RetryingStore
+from lightningbus.store.reports.interval import Interval, estimate_interval, format_mean
 from lightningbus.store.reports.pass_note import select_pass_note
 from lightningbus.tasks.task_loading import TaskInput
 
@@ -23,11 +23,12 @@ from lightningbus.tasks.task_loading import TaskInput
 RESULTS = f"""
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL),
     groupArray(num_graded), groupArray(num_passed), sum(num_named), min(low) AS lowest, max(high) AS highest,
-    {select_pass_note("{pass_reward:Float64}")}
+    min(is_binary), {select_pass_note("{pass_reward:Float64}")}
 FROM (
     SELECT countIf(outcome = 'ok') AS num_ok, countIf(outcome = 'ok' AND has_name) AS num_named,
         countIf(outcome NOT IN ('grading_failed', 'reward_timeout')) AS num_graded,
         countIf(outcome = 'ok' AND own_reward >= {{pass_reward:Float64}}) AS num_passed,
+        countIf(outcome = 'ok' AND own_reward NOT IN (0, 1)) = 0 AS is_binary,
         minOrNullIf(own_reward, outcome = 'ok') AS low, maxOrNullIf(own_reward, outcome = 'ok') AS high,
         sumIf(own_reward, outcome = 'ok') / nullIf(num_graded, 0) AS reward
     FROM
@@ -69,6 +70,11 @@ class Evaluation(BaseModel):
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
     standard_error: float | None = Field(description="of that mean, over tasks; none for a single task")
+    interval: Interval | None = Field(
+        default=None,
+        description="95 % confidence interval of that mean: the Wilson score interval where all rewards are 0 or 1, "
+        "else 1.96 standard errors to each side",
+    )
     pass_at: dict[int, PassAtK] = Field(
         default={},
         description="pass@k by k: 1, 2, 4, ..., at most the samples of a task; a failed answer has not passed",
@@ -79,6 +85,9 @@ class Evaluation(BaseModel):
     num_tasks: int = Field(description="held-out tasks")
     rollouts: int = Field(description="answers: tasks times samples")
     ok: int = Field(description="answers whose agent ended well")
+    num_recorded: int = Field(
+        default=0, description="answers that were on record before, under the same label, and were not given again"
+    )
     failures: str = Field(default="", description="how many rollouts failed, and the most frequent error; empty: none")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
 
@@ -87,9 +96,16 @@ class Evaluation(BaseModel):
         """Identity of the evaluation: its label, and the versions of weights and prompts."""
         return self.label, self.version, sorted(self.versions.items()), sorted(self.prompt_versions.items())
 
+    def describe_recorded(self) -> str:
+        """Describe rollouts that were not answered again, and how to get new ones; empty: there are none."""
+        if not self.num_recorded:
+            return ""
+        num = "all" if self.num_recorded == self.rollouts else f"{self.num_recorded} of"
+        return f"{num} {self.rollouts} rollouts were on record already: another label answers all tasks anew"
+
     def format_mean(self) -> str:
-        """Format the mean reward with its standard error."""
-        return format_mean(self.mean_reward, self.standard_error)
+        """Format the mean reward with its 95 % interval."""
+        return format_mean(self.mean_reward, self.standard_error, self.interval)
 
 
 def describe_pass_notes(evaluations: Iterable[Evaluation], setting: str = "") -> list[str]:
@@ -110,16 +126,6 @@ def describe_pass_notes(evaluations: Iterable[Evaluation], setting: str = "") ->
     return sentences
 
 
-def format_mean(mean: float, error: float | None) -> str:
-    """Format a mean reward with its standard error."""
-    return f"{mean:.2f}" + (f" ± {error:.2f}" if error is not None else "")
-
-
-def format_versions(versions: Mapping[str, int]) -> str:
-    """Format versions as a part of ids: ``3``, or those of several models, in the order of their names: ``3_7``."""
-    return "_".join(str(versions[model]) for model in sorted(versions))
-
-
 def format_label(versions: Mapping[str, int]) -> str:
     """Put versions in words: ``version 3``, or with several models ``versions checker 7, writer 3``."""
     if not versions:
@@ -137,9 +143,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
     another version.
     """
     started, label, versions = time.monotonic(), request.evaluation, request.weight_versions
-    weights = f"v{format_versions(versions)}" if versions else ""
-    prompts = f"p{format_versions(request.prompt_versions)}" if request.prompt_versions else ""
-    request = replace(request, id_parts=(label, weights, prompts, *request.id_parts))
+    request = request.with_versions_in_ids()
     batch = RolloutBatch(request, tasks)
     parameters = {
         "run_id": request.run,
@@ -159,7 +163,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             what=f"evaluation {label} of version {format_versions(versions)}" if versions else f"evaluation {label}",
             advice="`lightningbus status` says what is up; or raise eval.deadline",
         )
-    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, pass_note = figures
+    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, is_binary, pass_note = figures
     for name, actual in actual_versions:
         if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
@@ -173,11 +177,15 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         prompt_versions=dict(request.prompt_versions),
         mean_reward=mean,
         standard_error=standard_error,
+        interval=estimate_interval(
+            mean, standard_error, sum(map(bool, num_graded)), sum(num_graded), is_success_rate=bool(is_binary)
+        ),
         pass_at=estimate_pass_at_k(num_graded, num_passed),
         pass_note=pass_note,
         num_tasks=len(tasks),
         rollouts=len(batch.tasks),
         ok=num_ok,
+        num_recorded=batch.num_recorded,
         failures=describe_failures([*((outcome, error) for outcome, error in failed), *[("ok", "")] * num_ok]),
         seconds=round(time.monotonic() - started, 1),
     )

@@ -15,6 +15,7 @@ from lightningbus.run.evaluation.evaluation import Evaluation, evaluate
 from lightningbus.run.evaluation.pinned_version import all_pinned, find_version, wait_for_evaluations
 from lightningbus.run.evaluation.prompt_versions import pin_versions
 from lightningbus.run.evaluation.request import EvaluationJob
+from lightningbus.run.evaluation.used_label import check_labels
 from lightningbus.run.processes.members import NODE_SECONDS, find_member, is_running_runner
 from lightningbus.schemas.fleet import Heartbeat
 
@@ -39,7 +40,9 @@ async def evaluate_live(bus: Bus, client: Client, job: EvaluationJob) -> dict[st
                 serves = partial(is_serving, model=model, version=version)
                 await _wait_for_member(fleet, serves, f"node with version {version} of {model!r}", NODE_SECONDS)
             pinned = await pin_versions(bus, request, versions)
-            return {name: await evaluate(bus, client, pinned.with_sampling(name), job.tasks) for name in job.samplings}
+            requests = job.requests(pinned)
+            await check_labels(bus, client, requests.values())
+            return {name: await evaluate(bus, client, each, job.tasks) for name, each in requests.items()}
 
 
 async def _check_free(bus: Bus, registry: WeightRegistry, deadline: float, model: str, version: int) -> None:

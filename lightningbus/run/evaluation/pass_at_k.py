@@ -6,6 +6,8 @@ from statistics import fmean, stdev
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lightningbus.store.reports.interval import Interval, estimate_interval, format_mean
+
 
 class PassAtK(BaseModel):
     """An estimate of pass@k."""
@@ -14,6 +16,12 @@ class PassAtK(BaseModel):
 
     mean: float = Field(description="mean over tasks of the probability that one of k answers passes")
     standard_error: float | None = Field(description="of that mean, over tasks; none for a single task")
+    interval: Interval | None = Field(
+        default=None, description="95 % confidence interval of that mean: the Wilson score interval"
+    )
+
+    def __str__(self) -> str:
+        return format_mean(self.mean, self.standard_error, self.interval)
 
 
 def estimate_pass_at_k(num_answers: Sequence[int], num_passed: Sequence[int]) -> dict[int, PassAtK]:
@@ -27,6 +35,8 @@ def estimate_pass_at_k(num_answers: Sequence[int], num_passed: Sequence[int]) ->
         tasks = [(n, c) for n, c in zip(num_answers, num_passed, strict=True) if n >= k]
         values = [1 - comb(n - c, k) / comb(n, k) for n, c in tasks]
         error = stdev(values) / sqrt(len(values)) if len(values) > 1 else None
-        estimates[k] = PassAtK(mean=fmean(values), standard_error=error)
+        mean, answers = fmean(values), sum(n for n, _ in tasks)
+        interval = estimate_interval(mean, error, len(tasks), answers, is_success_rate=True)
+        estimates[k] = PassAtK(mean=mean, standard_error=error, interval=interval)
         k *= 2
     return estimates

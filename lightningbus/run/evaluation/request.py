@@ -1,5 +1,7 @@
 """A request for rollouts: run, agent, number of samples and versions. Pure."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -12,6 +14,11 @@ SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """Sampling settings by the name of the sampling, which ends the name of the evaluation."""
 ROLLOUT_SECONDS = 60.0
 """Default seconds that a rollout may take, where no learner of the run says it."""
+
+ANSWERING_SETTINGS = frozenset(
+    {"entrypoint", "command", "working_dir", "agent_name", "reward_fn", "graded", "scripted_answers", "endpoints"}
+)
+"""Settings of a runner that decide which answers and rewards its agent gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,12 @@ class RolloutRequest:
             samples=self.samples if name == "sampled" else 1,
         )
 
+    def with_versions_in_ids(self) -> Self:
+        """Return the request with its evaluation and the pinned versions in front of the other parts of task ids."""
+        weights = f"v{format_versions(self.weight_versions)}" if self.weight_versions else ""
+        prompts = f"p{format_versions(self.prompt_versions)}" if self.prompt_versions else ""
+        return replace(self, id_parts=(self.evaluation, weights, prompts, *self.id_parts))
+
     def tasks(self, inputs: Iterable[TaskInput]) -> Iterator[Task]:
         """Yield ``samples`` rollouts of each task."""
         return expand_samples(
@@ -102,6 +115,28 @@ class EvaluationJob:
     """Names of `SAMPLINGS`."""
     versions: Mapping[str, int | None]
     """Pinned version of each model; None: the newest."""
+
+    def requests(self, pinned: RolloutRequest) -> dict[str, RolloutRequest]:
+        """Return the request of each sampling, with the versions that ``pinned`` has.
+
+        The number of samples keeps rollouts of ``sampled`` apart. A greedy one has a single sample in any case.
+        """
+        requests = {name: pinned.with_sampling(name) for name in self.samplings}
+        return {
+            name: replace(each, id_parts=(*each.id_parts, f"n{each.samples}")) if each.samples > 1 else each
+            for name, each in requests.items()
+        }
+
+
+def digest_conditions(conditions: Mapping[str, Any], inputs: Sequence[TaskInput]) -> str:
+    """Return a digest of an agent's settings and its tasks: an evaluation goes on with rollouts of these alone."""
+    tasks = [(task.id, task.input, task.labels) for task in inputs]
+    return hashlib.sha256(json.dumps([conditions, tasks], default=str, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def format_versions(versions: Mapping[str, int]) -> str:
+    """Format versions as a part of ids: ``3``, or those of several models, in the order of their names: ``3_7``."""
+    return "_".join(str(versions[model]) for model in sorted(versions))
 
 
 def expand_samples(inputs: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:

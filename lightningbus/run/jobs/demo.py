@@ -19,6 +19,7 @@ from lightningbus.run.pretrained.catalog import MODELS
 from lightningbus.run.pretrained.folder import provide_folder
 from lightningbus.run.processes.stack import LocalStack, start_stack
 from lightningbus.run.projects.template import make_tasks, read_call_example
+from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.train_result import JobResult, report
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.evaluation import EvalSettings
@@ -79,6 +80,7 @@ async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[JobResult, st
             result = await _make_and_train(job, stack, settings, learner, heldout)
         else:
             _write_tasks(job, work)
+            record_base_models(directory.path, [learner])
             result = await train_job.train(stack, settings, [learner], heldout, None)
         return result, await asyncio.to_thread(_find_example_rollout, directory)
 
@@ -99,13 +101,19 @@ async def _make_and_train(
     await stack.or_child_failure(_python(stack, "problems.py", tasks))
     stack.view.set_phase("making a small model that is mostly wrong; starting vLLM and runners beside")
     sizes = ["--out", learner.model_path, "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
-    making = asyncio.create_task(_python(stack, "model.py", sizes))
+    making = asyncio.create_task(_make_model(stack, learner, sizes))
     try:
         # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
         await _wait_for_model_config(learner.model_path, making)
         return await train_job.train(stack, settings, [learner], heldout, making)
     finally:
         making.cancel()
+
+
+async def _make_model(stack: LocalStack, learner: LearnerSettings, arguments: list[Any]) -> None:
+    """Make the small model, and record what it is made of."""
+    await _python(stack, "model.py", arguments)
+    record_base_models(stack.directory.path, [learner])
 
 
 async def _wait_for_model_config(model: Path, making: asyncio.Task[None]) -> None:

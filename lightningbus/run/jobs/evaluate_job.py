@@ -11,10 +11,12 @@ from lightningbus.run.evaluation.evaluation import Evaluation, format_label
 from lightningbus.run.evaluation.held_out import build_held_out_request, evaluate_once_served
 from lightningbus.run.evaluation.pinned_version import all_pinned, find_version
 from lightningbus.run.evaluation.prompt_versions import pin_versions
-from lightningbus.run.evaluation.request import EvaluationJob
+from lightningbus.run.evaluation.request import ANSWERING_SETTINGS, EvaluationJob, digest_conditions
+from lightningbus.run.evaluation.used_label import check_labels
 from lightningbus.run.jobs.children import publish_models, start_children, wait_for_runner
 from lightningbus.run.processes.stack import LocalStack, complete_learner_settings, start_stack
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.tasks.task_loading import load_tasks
 
@@ -30,7 +32,12 @@ def parse_job(settings: RunSettings, samplings: Sequence[str], *, label: str, ve
     versions: dict[str, int | None] = dict.fromkeys(list_versioned_models(settings))
     if versions:
         versions[settings.main_model] = version
-    return EvaluationJob(replace(request, evaluation=label), load_tasks(settings.eval.task_source), samplings, versions)
+    tasks = load_tasks(settings.eval.task_source)
+    if label:  # in the record of a run, which may have others
+        agents = [each.model_dump(mode="json", include=set(ANSWERING_SETTINGS)) for each in settings.runners]
+        conditions = {"agents": agents, "role_models": request.role_models, "timeout": request.rollout_timeout}
+        request = replace(request, evaluation=label, id_parts=(digest_conditions(conditions, tasks),))
+    return EvaluationJob(request, tasks, samplings, versions)
 
 
 async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: bool) -> dict[str, Evaluation]:
@@ -47,9 +54,10 @@ async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: boo
         async with all_pinned(registries, versions):
             pinned = await pin_versions(stack.bus, job.request, versions)
             stack.view.set_phase(f"tasks under {format_label(versions)}: {', then '.join(job.samplings)}")
-            results = {}
-            for name in job.samplings:
-                results[name] = await evaluate_once_served(stack, client, pinned.with_sampling(name), job.tasks)
+            results, requests = {}, job.requests(pinned)
+            await check_labels(stack.bus, client, requests.values())
+            for name, request in requests.items():
+                results[name] = await evaluate_once_served(stack, client, request, job.tasks)
                 stack.view.set_note(f"{name}: {results[name].format_mean()}")
             return results
 
@@ -74,6 +82,7 @@ async def started(
 
     ``wanted``: a version of each model, None: the newest. See `run`.
     """
+    check_model_directories(settings)
     with RunDirectory(settings.runs / settings.name).lock(fresh=publishes_model) as directory:
         title = f"lightningbus evaluate · {settings.name}"
         async with start_stack(directory, settings.bus, title, settings.policies) as stack:

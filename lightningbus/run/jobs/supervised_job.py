@@ -8,6 +8,7 @@ from typing import Any
 
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.stack import run_roles, start_stack
+from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.run.settings.supervised import DataPart, data_settings
@@ -26,6 +27,7 @@ async def run(settings: RunSettings, *, resume: bool = False) -> RunDirectory:
     with directory.reserved(), directory.opened(fresh=not resume):
         if not resume:
             settings = _record(directory, settings)
+            record_base_models(directory.path, settings.all_learners)
         async with (
             start_stack(directory, settings.bus, title, settings.policies) as stack,
             stack.trackers(settings, settings.all_learners),

@@ -44,6 +44,7 @@ from lightningbus.run.results.train_result import JobResult
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.run.settings.setting_change import SettingChange, apply_changes
 from lightningbus.store.clickhouse.client import query_row
@@ -72,6 +73,7 @@ async def run(
     changes: list[SettingChange] = []
     if resume:
         changes = check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
+    check_model_directories(settings)
     with directory.reserved():
         await _check(settings)
         with directory.opened(fresh=not resume):

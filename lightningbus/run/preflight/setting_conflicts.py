@@ -59,7 +59,7 @@ def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldou
     if learner.run != settings.name:
         yield f"learner.run: a job's run has its name, {settings.name!r}; leave it out"
     if not learner.max_steps:
-        yield "learner.max_steps: a training job trains for at least one"
+        yield "learner.max_steps: 0 steps train nothing: give 1 or more, or measure a model by `lightningbus evaluate`"
 
 
 def find_oddities(settings: RunSettings, learner: LearnerSettings) -> Iterator[str]:

@@ -30,6 +30,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.processes.members import NODE_SECONDS, STORE_SECONDS, find_member, is_store
 from lightningbus.run.processes.process_liveness import LivenessWatch
 from lightningbus.run.processes.role_process import on_stop_signals
+from lightningbus.run.processes.steps_left import check_steps_left
 from lightningbus.run.processes.supervisor import ChildSpec, Supervisor
 from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
 from lightningbus.run.run_directory.discovery import (
@@ -39,6 +40,7 @@ from lightningbus.run.run_directory.discovery import (
     find_credentials_directory,
 )
 from lightningbus.run.run_directory.recorded_settings import record_settings
+from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import BusSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.fleet import Heartbeat
@@ -206,6 +208,8 @@ async def start_stack(
 
 async def up(settings: RunSettings) -> None:
     """Run every role of a run file until Ctrl-C, or until the learner has made its last step."""
+    check_model_directories(settings)
+    check_steps_left(settings.name, complete_learner_settings(settings, settings.runs / settings.name).values())
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     title = f"lightningbus up · {settings.name}"

@@ -23,6 +23,14 @@ def has_stopped_improving(evaluations: Sequence[Evaluation], patience: int, best
     return len(means) > patience and max(means[-patience:]) <= max(means[:-patience])
 
 
+def list_rewards(evaluations: Sequence[Evaluation], model: str, best_by: str = "") -> dict[int, float]:
+    """Return the mean reward of each evaluated version of a model, by version; of several the newest.
+
+    Evaluations are compared as in `find_best`.
+    """
+    return {version_of(each, model): each.mean_reward for each in _list_comparable(evaluations, best_by)}
+
+
 def version_of(evaluation: Evaluation, model: str) -> int:
     """Return the weight version of a model in an evaluation."""
     return evaluation.versions.get(model, evaluation.version)

@@ -17,12 +17,12 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.common.flat_settings import flatten_settings
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.evaluation import format_mean
 from lightningbus.run.results.plot import plot_report
 from lightningbus.run.results.results import RESULTS
 from lightningbus.run.results.reward_picture import PICTURE
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.store.reports import REPORTS, Report, ResultTable
+from lightningbus.store.reports.interval import add_intervals, format_mean
 
 MAX_ROWS = 200
 """Most rows of a table; the remaining ones are only counted."""
@@ -106,7 +106,7 @@ def _read_sections(client: Client, database: str, run: str) -> Iterator[Section]
         if any(parameter.default is None for parameter in report.parameters):
             continue
         answer = client.query(report.query(database), parameters=report.values({}, run))
-        table = (list(answer.column_names), [tuple(row) for row in answer.result_rows])
+        table = add_intervals((list(answer.column_names), [tuple(row) for row in answer.result_rows]))
         if table[1]:
             yield Section(report.title, report.about, table, _draw(report, table))
 
@@ -173,15 +173,17 @@ def tabulate(records: Sequence[Mapping[str, Any]]) -> ResultTable:
 
 
 def _flatten_record(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the cells of a record: pass@k in a column for each k, a mean with its standard error, names as text."""
+    """Yield the cells of a record: pass@k in a column for each k, a mean with its 95 % interval, names as text."""
     for name, value in record.items():
         if name == "pass_at":
             for k, estimate in value.items():
-                yield f"pass@{k}", format_mean(estimate["mean"], estimate["standard_error"])
-        elif name == "standard_error" or (name == "versions" and len(value) < 2):
+                yield f"pass@{k}", format_mean(estimate["mean"], estimate["standard_error"], estimate.get("interval"))
+        elif name in ("standard_error", "interval") or (name == "versions" and len(value) < 2):
             continue  # beside the mean, and as `version`
+        elif name == "num_recorded" and not value:
+            continue
         elif name == "mean_reward":
-            yield name, format_mean(value, record.get("standard_error"))
+            yield name, format_mean(value, record.get("standard_error"), record.get("interval"))
         elif isinstance(value, Mapping):
             yield name, ", ".join(f"{key} {each}" for key, each in value.items())
         else:

@@ -6,6 +6,7 @@ from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, ConfigDict, Field
 
 from lightningbus.run.evaluation.request import SAMPLINGS
+from lightningbus.store.reports.interval import Interval, estimate_interval
 
 MODELS = """
 SELECT v.model, s.steps, v.weight_versions, r.tokens_trained, r.share_trained, l.max_staleness
@@ -31,7 +32,7 @@ ORDER BY v.model
 """
 """Query of the figures of each model."""
 EVALUATIONS = """
-SELECT model, evaluation, version, mean_reward, standard_error FROM reward_by_version
+SELECT model, evaluation, version, mean_reward, standard_error, tasks, rollouts, is_success_rate FROM reward_by_version
 WHERE run_id = {run_id:String} AND mode = 'eval' AND evaluation IN {labels:Array(String)}
 ORDER BY model, version, evaluation
 """
@@ -51,6 +52,7 @@ class ModelEvaluation(BaseModel):
     standard_error: float | None = Field(
         description="standard error of `mean_reward`, over tasks; none for a single task"
     )
+    interval: Interval | None = Field(default=None, description="95 % confidence interval of `mean_reward`")
 
 
 class ModelResults(BaseModel):
@@ -83,7 +85,10 @@ def read_evaluations(client: Client, run: str) -> dict[str, list[ModelEvaluation
     """Read the rewards of a job's evaluations from the store, by model."""
     rows = client.query(EVALUATIONS, parameters={"run_id": run, "labels": list(SAMPLINGS)}).result_rows
     evaluations: dict[str, list[ModelEvaluation]] = defaultdict(list)
-    for model, label, version, mean, error in rows:
-        each = ModelEvaluation(label=label, version=version, mean_reward=round(mean, 4), standard_error=error)
+    for model, label, version, mean, error, tasks, rollouts, is_success_rate in rows:
+        interval = estimate_interval(mean, error, tasks, rollouts, is_success_rate=bool(is_success_rate))
+        each = ModelEvaluation(
+            label=label, version=version, mean_reward=round(mean, 4), standard_error=error, interval=interval
+        )
         evaluations[model].append(each)
     return dict(evaluations)

@@ -10,6 +10,7 @@ from typing import Any
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.loss_parts import TeacherList
 from lightningbus.run.errors import UserError
+from lightningbus.run.processes.steps_left import describe_no_steps_left
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -20,6 +21,8 @@ from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 RECORD = "job.json"
 SUITE = "eval.suites."
 """Begins the key of a suite in the record; its name follows."""
+NO_TASKS = hashlib.sha256().hexdigest()
+"""Digest where there are no tasks."""
 CHANGEABLE = {
     "learner": {
         *("max_steps", "cpu_threads", "id"),
@@ -81,6 +84,19 @@ def read_model_path(directory: Path, model: str) -> Path | None:
     record = _read_record(directory)
     section = record.get("learner") or record.get(f"learners.{model}") or {}
     return Path(section["model_path"]) if "model_path" in section else None
+
+
+def read_task_digests(directory: Path, model: str) -> dict[str, str]:
+    """Read the SHA-256 of the tasks that a model was trained on, and of those held out, by what they are for.
+
+    Those of a suite by its name; empty if not on record. Raises `UserError` when the record cannot be read.
+    """
+    record = _read_record(directory)
+    sections = {"training": record.get("learner") or record.get(f"learners.{model}") or {}}
+    sections |= {"held-out": record.get("eval") or {}}
+    sections |= {path.removeprefix(SUITE): each for path, each in record.items() if path.startswith(SUITE)}
+    digests = {name: str(each.get("tasks") or "") for name, each in sections.items()}
+    return {name: digest for name, digest in digests.items() if digest not in ("", NO_TASKS)}
 
 
 def _read_record(directory: Path) -> dict[str, Any]:
@@ -150,7 +166,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
         raise UserError(f"run {name!r} cannot be resumed with other settings: {what}; or start it without --resume")
     results = Results.read(directory)
     if results is not None and results.is_finished and max_steps <= results.steps:
-        raise UserError(f"run {name!r} has finished its {results.steps} steps: raise learner.max_steps to train it on")
+        raise UserError(describe_no_steps_left(name, results.steps))
     return [
         SettingChange(
             model=job[section]["model"],

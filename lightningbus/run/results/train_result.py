@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningbus.run.display.terminal import render_html, render_text
-from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes, format_mean
+from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes
 from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.reward_picture import PICTURE
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.store.reports.interval import format_mean
 
 FEW_TRAINED, MAX_REASONS = 0.5, 3
 """Share of trained rollouts below which reasons are named, and the most reasons to name."""
@@ -111,7 +112,7 @@ def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], 
     ``models``: with several, each has rows with the reward that it is trained on. ``main``: the model of
     ``evaluations``.
     """
-    table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
+    table = Table(title="held-out reward (95 % interval)", title_style="bold", box=None, header_style="bold")
     has_prompts, has_models = any(each.prompt_versions for each in evaluations), len(models) > 1
     labels = list(dict.fromkeys([*SAMPLINGS, *(column for each in evaluations for column in _format_cells(each))]))
     for column in (*(["model"] if has_models else []), "version", *(["prompts"] if has_prompts else []), *labels):
@@ -123,7 +124,7 @@ def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], 
     }
     for model, figures in models.items() if has_models else ():
         for each in figures.get("evaluations", ()) if model != main else ():
-            mean = format_mean(each["mean_reward"], each["standard_error"])
+            mean = format_mean(each["mean_reward"], each["standard_error"], each.get("interval"))
             means[model, each["version"], "", each["label"]] = mean
     order = sorted(means, key=lambda each: (each[0] != main, each))
     for model, version, prompts in dict.fromkeys(key[:3] for key in order):
@@ -137,8 +138,7 @@ def _format_cells(evaluation: Evaluation) -> dict[str, str]:
     cells = {evaluation.label: evaluation.format_mean()}
     k = max(evaluation.pass_at, default=1)
     if k > 1:
-        estimate = evaluation.pass_at[k]
-        cells[f"{evaluation.label} pass@{k}"] = format_mean(estimate.mean, estimate.standard_error)
+        cells[f"{evaluation.label} pass@{k}"] = str(evaluation.pass_at[k])
     return cells
 
 

@@ -1,10 +1,13 @@
 """Models that settings name as on the Hugging Face Hub: their directory in the Hub's cache on this machine."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import BaseModel
 
+from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import RunSettings
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -29,6 +32,20 @@ def find_cached_models(settings: RunSettings) -> RunSettings:
             changes["learner" if section is settings.learner else "auditor"] = _find_cached(section)
     is_same = all(value == getattr(settings, name) for name, value in changes.items())
     return settings if is_same else settings.model_copy(update=changes)
+
+
+def check_model_directories(settings: RunSettings, names: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise `UserError` for the first ``model_path`` of learners and nodes that is no directory of this machine.
+
+    ``names``: what the user calls a field, by its place in a run file.
+    """
+    sections: list[tuple[str, BaseModel]] = [("learner", each) for each in settings.all_learners]
+    sections += [("inference", node) for node in settings.inference]
+    for name, section in sections:
+        path = getattr(section, "model_path", None)
+        if path is not None and not path.is_dir():
+            place = f"{name}.model_path"
+            raise UserError(f"{names.get(place, place)}: {describe_missing_model(path)}")
 
 
 def describe_missing_model(path: Path) -> str:

@@ -28,15 +28,15 @@ function costTile(cost, unpriced) {
     unpriced ? `without ${count(unpriced)} model calls that have no price` : "");
 }
 
-const interval = (point) => (point.standard_error === null ? "" : ` ± ${figure(point.standard_error)}`);
+const interval = (point) => (point.interval === null ? "" : ` (${point.interval.map((bound) => reward(bound)).join(" to ")})`);
 
-/** The reward now, and the best there was, each with its standard error. */
+/** The reward now, and the best there was, each with its 95 % interval. */
 function rewardTile(set) {
   const { now, best } = set;
   const version = (point) => `version ${span(point.version, point.per_point)}, ${count(point.rollouts)} rollouts`;
   return h("dl", { class: "tile", data: { set: setName(set) } },
     h("dt", {}, set.mode === "train" ? "mean reward, training" : `mean reward, ${setName(set)}`),
-    h("dd", { class: "value", title: version(now) }, reward(now.mean_reward), h("small", {}, interval(now))),
+    h("dd", { class: "value", title: version(now) }, reward(now.mean_reward), h("small", { title: "95 % interval" }, interval(now))),
     h("dd", { class: "about", title: version(best) }, best.version === now.version ? `its best; ${version(now)}` : `best ${reward(best.mean_reward)}${interval(best)} at version ${span(best.version, best.per_point)}`));
 }
 

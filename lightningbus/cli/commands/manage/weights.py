@@ -3,10 +3,12 @@
 import asyncio
 import getpass
 import json
+import logging
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -18,13 +20,19 @@ from lightningbus.cli.commands.manage.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, RunBusOption, check_names, run_async
 from lightningbus.cli.output import print_result
 from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.pinned_version import find_pin, is_temporary
 from lightningbus.run.run_data.model_choice import choose_model_on_bus
 from lightningbus.run.run_data.run_bus import WEIGHT_STREAMS, open_bus
-from lightningbus.run.run_directory.discovery import connect
+from lightningbus.run.run_directory.discovery import BUS_VARIABLE, connect
+from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
 from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, is_servable, latest_verdict
 
+if TYPE_CHECKING:
+    from lightningbus.run.results.results import Results
+
+log = logging.getLogger(__name__)
 app = typer.Typer(
     help="List, pin, revoke and export the weight versions of a model.",
     no_args_is_help=True,
@@ -53,7 +61,10 @@ def list_(
     run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
-    """List versions, one per line. A line has origin, state, the nodes that serve it, and whether it is exportable."""
+    """List versions, one per line. A line has origin, state, the nodes that serve it, and whether it is exportable.
+
+    Where the run has evaluations, it has the version's held-out reward too, and marks the best one.
+    """
     _check_model(model)
 
     async def look() -> tuple[str, list[dict[str, object]]]:
@@ -61,12 +72,14 @@ def list_(
             chosen = await choose_model_on_bus(model, at)
             releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
             release, rows = await releases.refresh(), dict[int, dict[str, object]]()
+            results = _read_results(run, bus)
             async for manifest, _ in releases.list_versions():
                 if len(rows) == last and manifest.version not in rows:
                     break
                 if manifest.version not in rows:
                     exportable = await _describe_export(releases, manifest, release)
-                    rows[manifest.version] = {**_fields(manifest, release, nodes), "exportable": exportable}
+                    reward = _describe_reward(results, chosen, manifest) if results is not None else {}
+                    rows[manifest.version] = {**_fields(manifest, release, nodes), **reward, "exportable": exportable}
             return chosen, list(rows.values())
 
     name, rows = run_async(look())
@@ -164,7 +177,7 @@ def repair(model: ModelOption = None, bus: BusOption = None) -> None:
 def _decide(what: What, version: int | None, model: str | None, run: str | None, bus: str | None, reason: str) -> None:
     _check_model(model)
 
-    async def work() -> int:
+    async def work() -> tuple[int, str]:
         async with open_bus(bus, run, "weights", "admin", WEIGHT_STREAMS) as at:
             chosen = await choose_model_on_bus(model, at)
             releases = WeightRegistry(at, chosen)
@@ -180,14 +193,52 @@ def _decide(what: What, version: int | None, model: str | None, run: str | None,
                     raise UserError(f"version {which} cannot be served any more: {gone} has expired")
             actor = f"{getpass.getuser()}@{socket.gethostname()}"
             await releases.append_decision(what, which, actor=actor, reason=reason)
-            return which
+            return which, _describe_replaced(before, actor) if what in ("pinned", "unpinned") else ""
 
-    print(f"version {run_async(work())} is {what}")
+    decided, replaced = run_async(work())
+    print(f"version {decided} is {what}{replaced}")
+
+
+def _describe_replaced(before: ReleaseState, actor: str) -> str:
+    """Describe the pin of somebody else that a decision ends, as the rest of a sentence; empty: there was none."""
+    pin = find_pin(before)
+    if pin is None or pin.actor == actor:
+        return ""
+    reason = f" ({pin.reason})" if pin.reason else ""
+    effect = "; that evaluation may fail" if is_temporary(pin) else ""
+    return f"; this ends the pin of version {pin.version} by {pin.actor}{reason}{effect}"
 
 
 def _check_model(model: str | None) -> None:
     if model is not None:
         check_names(model=model)
+
+
+def _read_results(run: str | None, bus: str | None) -> "Results | None":
+    """Read the figures of ``run``, else of the latest run here; None where it has no evaluations that can be read."""
+    if run is None and (bus or os.environ.get(BUS_VARIABLE)):
+        return None
+    directory = find_run(run)
+    if directory is None or not (directory.path / "results.json").exists():
+        return None
+    from lightningbus.run.results.results import Results  # needs the extra `store`, as the job that wrote the file
+
+    try:
+        results = Results.read(directory.path)
+    except UserError as error:
+        log.warning("no rewards are listed: %s", error)
+        return None
+    return results if results is not None and results.evaluations else None
+
+
+def _describe_reward(results: "Results", model: str, manifest: WeightManifest) -> dict[str, object]:
+    """Return the held-out reward of a version, None if it was not evaluated, and whether it is the best. Pure."""
+    from lightningbus.run.results.best_version import find_best, list_rewards, version_of
+
+    rewards = list_rewards(results.evaluations, model, results.best_by) if manifest.run_id == results.run else {}
+    best = find_best(results.evaluations, results.best_by)
+    is_best = manifest.version in rewards and best is not None and version_of(best, model) == manifest.version
+    return {"reward": rewards.get(manifest.version), "best": "yes" if is_best else ""}
 
 
 async def _nodes(at: Bus, model: str) -> list[Heartbeat]:

@@ -73,6 +73,7 @@ def report(
         from lightningbus.run.run_data.run_names import check_model, check_run
         from lightningbus.store.reports import REPORTS
         from lightningbus.store.reports.compared_runs import COMPARISON
+        from lightningbus.store.reports.interval import add_intervals
     if html is not None:
         _write_html(html, name, run, sql, database)
         return
@@ -109,7 +110,7 @@ def report(
                 check_model(client, run_id, model)
             until = _moment(client, as_of, run_id, model) if as_of is not None else None
             bound = definition.values(arguments, run_id) | ({"model": model} if of_model else {})
-            return run_query(client, definition.query(database, most, of_model, until), **bound)
+            return add_intervals(run_query(client, definition.query(database, most, of_model, until), **bound))
 
         return with_sql_client(sql, database, answer, run)
 

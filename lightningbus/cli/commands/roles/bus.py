@@ -50,6 +50,7 @@ def bus(
     """Run a nats-server with all streams, until Ctrl-C; restart it when it dies."""
     from lightningbus.bus.embedded.nats_server import nats_server
     from lightningbus.common.aio import first_completed
+    from lightningbus.common.listeners import find_reachable_host
 
     if context.invoked_subcommand is not None:
         return
@@ -65,7 +66,10 @@ def bus(
         ):
             more = runner_consumers(DEFAULT_AGENT) if users is not None else ()
             await admin.provision(sizes=sizes, more=more, policies=policies)
-            print(f"bus: {server.url}", flush=True)
+            address = f"nats://{find_reachable_host(host)}:{server.port}"
+            print(f"bus: {address}", flush=True)
+            if address != server.url:
+                print(f"bus: on this machine it is at {server.url} too", file=sys.stderr)
             if users is None:
                 print(NO_USERS, file=sys.stderr)
             await first_completed(server.supervise(), admin.keep_provisioned(sizes, more, policies), stop.wait())
