@@ -338,7 +338,6 @@ class TrainingLoop:
         self, state: LearnerState, event: TrainingStep, groups: list[RolloutGroup], rollouts: dict[str, Rollout]
     ) -> None:
         """Publish the version, begin the checkpoint if one is due, publish the step: in this order."""
-        self.last_metrics = event.metrics
         self.consumer.mark_consumed(rollouts.values())
         await self.dispatcher.replace_dropped(find_tasks_to_replace(event.rollouts))
         trained = {group.task_id for group in groups}
@@ -351,7 +350,7 @@ class TrainingLoop:
             state = self.checkpoint_state(replace(state, last_step_event=encode(event)), trained)
         with tracing.start_as_current_span("publish"):
             await self.committer.commit(state, self.consumer.acknowledge if is_due else None)
-        self.state, self.last_event = state, event
+        self.state, self.last_event, self.last_metrics = state, event, event.metrics
         self.excluded.streak.end()
         update_metrics(event)
         await self.publish_step(event, unique=True)

@@ -303,7 +303,9 @@ class LearnerSettings(ModelRoleSettings):
     @property
     def step_sha256(self) -> str:
         """Digest of the settings that decide what a training step computes, in hexadecimal."""
-        return hashlib.sha256(self.model_dump_json(include=STEP_FIELDS).encode()).hexdigest()
+        schedules = {self.actor.optim.lr_scheduler_type, self.critic.optim.lr_scheduler_type}
+        fields = STEP_FIELDS if schedules == {"constant"} else STEP_FIELDS | {"max_steps"}
+        return hashlib.sha256(self.model_dump_json(include=fields).encode()).hexdigest()
 
     @property
     def has_single_update(self) -> bool:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -25,6 +26,7 @@ from lightningbus.learner.transitions.prefix_tree import find_parents
 from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import validate_settings
+from lightningbus.run.settings.sources import merge
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 
@@ -77,14 +79,18 @@ def train_offline(
 ) -> list[tuple[int, float, int, float]]:
     """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each.
 
-    ``grading`` as for `replay_step`.
+    Each step has the settings on record for it, with ``changes``: where they changed between two steps, training goes
+    on by the new ones, as the learner did. ``grading`` as for `replay_step`.
     """
     history = RunHistory.open(client, run, model, grading)
     recorded = history.steps(*steps)
-    settings = validate_settings(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
-    trainer = _make_trainer(settings)
-    done = []
-    for step in recorded:
+    chosen = [
+        validate_settings(LearnerSettings, merge(step.settings.model_dump(), changes), "settings") for step in recorded
+    ]
+    trainer, done = _make_trainer(chosen[0]), []
+    for step, before, settings in zip(recorded, [chosen[0], *chosen], chosen, strict=False):
+        if settings.step_sha256 != before.step_sha256:
+            trainer = _continue_with(trainer, settings)
         batch = _batch(history, step, settings)
         loss = _train(trainer, batch)["actor/loss"] if batch.sequences else 0.0
         done.append((step.number, batch.metrics["reward/mean"], int(batch.metrics["tokens"]), loss))
@@ -165,6 +171,15 @@ def _make_trainer(settings: LearnerSettings) -> Trainer:
         return trainer
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _continue_with(trainer: Trainer, settings: LearnerSettings) -> Trainer:
+    """Return a trainer with other settings that goes on from the state of a trainer."""
+    with tempfile.TemporaryDirectory(prefix="lightningbus-replay-") as directory:
+        trainer.save(Path(directory))
+        after = _make_trainer(settings)
+        after.load(Path(directory))
+    return after
 
 
 def _train(trainer: Trainer, batch: Batch) -> dict[str, float]:

@@ -8,12 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lightningbus.api.settings import to_fields
 from lightningbus.api.tasks import input_directory
 from lightningbus.api.user_errors import require_package
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import validate_settings
-from lightningbus.run.settings.sources import merge
+from lightningbus.run.settings.sources import merge, to_fields
 from lightningbus.runners.settings import RunnerSettings
 
 SHARED = ("endpoints", "model_aliases", "graded")

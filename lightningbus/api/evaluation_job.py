@@ -19,7 +19,6 @@ from lightningbus.api.settings import (
     build_run_settings,
     read_run_file,
     runs_directory,
-    to_fields,
 )
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error
@@ -35,6 +34,7 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
+from lightningbus.run.settings.sources import to_fields
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 NAME = "evaluation"

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
-from pydantic import BaseModel
-
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.graders.settings import GraderSettings
@@ -26,7 +24,7 @@ from lightningbus.run.settings.run_file import (
     load_fields,
     validate_settings,
 )
-from lightningbus.run.settings.sources import merge
+from lightningbus.run.settings.sources import merge, to_fields
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 
@@ -156,17 +154,6 @@ def read_run_file(run_file: RunFile | None) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise UserError(f"settings: give a run file, not a {type(run_file).__name__}")
     return fields
-
-
-def to_fields(value: Any) -> Any:
-    """Convert settings to what a run file would hold: objects become mappings of the fields that were given. Pure."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(exclude_unset=True)
-    if isinstance(value, Mapping):
-        return {name: to_fields(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_fields(each) for each in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _merge_section(fields: dict[str, Any], section: str, value: Any) -> dict[str, Any]:

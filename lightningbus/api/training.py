@@ -17,7 +17,6 @@ from lightningbus.api.settings import (
     build_run_settings,
     read_run_file,
     runs_directory,
-    to_fields,
 )
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.train_result import TrainResult
@@ -36,6 +35,7 @@ from lightningbus.run.run_directory.recorded_settings import (
 )
 from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
+from lightningbus.run.settings.sources import to_fields
 
 ARGUMENTS = {
     "runners": "agent",
@@ -102,7 +102,7 @@ async def atrain(
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
-            over them, but what decides the training, such as `lr`, must stay. A string is the name: ``resume="small"``.
+            over them, but model, tasks and seed must stay. A string is the name: ``resume="small"``.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
             mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.

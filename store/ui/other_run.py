@@ -24,6 +24,7 @@ class OtherRun:
     step: int | None = None
     max_steps: int | None = None
     rollouts: int | None = None
+    """Rollouts of training."""
     reward: float | None = None
     """Mean reward of the last training step."""
     models: Sequence[str] = ()

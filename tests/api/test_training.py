@@ -1,8 +1,10 @@
 """`lb.train` and what follows it, with a real learner and the stand-in for vLLM: one run for all tests here."""
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -215,16 +217,27 @@ def test_a_callback_changes_settings_between_two_steps(tmp_path: Path, monkeypat
     figures = result.figures
     assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["num_starts"]) == (0, 0, 1)
     first, second = figures["changes"]
-    assert first["learner"] == {"actor": {"optim": {"lr": 1e-7}}} and first["after_step"] == 2
+    assert first["learner"] == {"actor": {"optim": {"lr": 1e-7}}}
     assert first["reason"] == "Slower.on_step: two are enough" and second["learner"] == {"groups_per_step": 1}
     with lb.connect("slower") as session:
         rows = session.query(
             "SELECT JSONExtractUInt(settings, 'groups_per_step') AS groups, uniqExact(rollout_id) AS rollouts "
             "FROM training_steps JOIN training_rollouts USING (run_id, step) WHERE trained GROUP BY step, groups"
         )
+        steps = session.query("SELECT step, metrics['actor/lr'] AS lr FROM training_steps ORDER BY step")
+        losses = [
+            row["loss"]
+            for row in session.query("SELECT metrics['actor/loss'] AS loss FROM training_steps ORDER BY step")
+        ]
         versions = session.query("SELECT version FROM training_steps ORDER BY version")
+    slow = [row["step"] for row in steps if row["lr"] == 1e-7]
+    assert slow == list(range(first["first_step"], 61)) and second["first_step"] >= first["first_step"] > 2
     assert {(row["groups"], row["rollouts"]) for row in rows} == {(2, 4), (1, 2)}
     assert [row["version"] for row in versions] == list(range(1, 61)), "a step was made again, or left out"
+    num_replayed = second["first_step"] + 1
+    command = f"steps replay --run slower --step 1 --last {num_replayed} --train offline --json"
+    replayed = json.loads(subprocess.check_output([sys.executable, "-m", "lightningbus", *command.split()]))
+    assert [row["loss"] for row in replayed] == losses[:num_replayed], "steps are not repeated by their own settings"
     learner["actor"] = {"optim": {"lr": 1e-5}, "entropy_coeff": 0.001}
     more = lb.train(names["solve"], max_steps=61, resume=True, **job)
     assert callback.steps[-1] == (61, 1e-7) and len(more.figures["changes"]) == 3

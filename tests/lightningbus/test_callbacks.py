@@ -79,7 +79,6 @@ async def test_each_event_of_this_start_is_reported_once_in_order(tmp_path: Path
         assert caller.stop_reason == "Notes.on_step: step 4 is enough"
         rates = [wish.learner["actor"]["optim"]["lr"] for _, wish in changes]
         assert rates == [1e-6 / 3, 1e-6 / 4] and changes[0][0] == "Lowers.on_step"
-        assert (caller.find_last_step("policy"), caller.find_last_step("other")) == (4, 0)
         with pytest.raises(
             UserError, match=r"callback Fails\.on_step failed: KeyError: 'no_such_metric' \(.*line \d+\)"
         ):

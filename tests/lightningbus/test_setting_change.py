@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
+from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
 from lightningbus.learner.settings.learner import STEP_FIELDS, LearnerSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.settings.setting_change import CHANGEABLE, SettingChange, apply_changes, change_learner
+from lightningbus.run.settings.setting_change import (
+    CHANGEABLE,
+    SettingChange,
+    apply_changes,
+    change_learner,
+    find_first_steps,
+)
+from lightningbus.run.settings.sources import to_fields
 
 LEARNER = LearnerSettings.model_validate(
     {"model_path": "model", "tasks": "t.jsonl", "actor": {"optim": {"lr": 1e-4, "weight_decay": 0.1}}}
@@ -54,13 +62,34 @@ def test_learners_of_one_run_keep_what_they_share() -> None:
     assert change_learner(LEARNER, {"groups_per_step": 3}, is_alone=False).groups_per_step == 3
 
 
+def test_a_change_is_dated_by_the_first_step_that_was_made_with_it() -> None:
+    """Not by its wish: a step was in progress, or the learner was being started again."""
+
+    def change(model: str, lr: float) -> SettingChange:
+        fields = {"actor": {"optim": {"lr": lr}}}
+        return SettingChange(model=model, learner=fields, reason="", changed_at=datetime.now(UTC))
+
+    def start(model: str, step: int, lr: float) -> tuple[str, int, dict[str, Any]]:
+        return model, step, {"actor": {"optim": {"lr": lr, "weight_decay": 0.1}}, "seed": 0}
+
+    changes = [change("a", 1e-5), change("b", 1e-5), change("a", 1e-4), change("a", 1e-6)]
+    starts = [start("a", 1, 1e-4), start("a", 7, 1e-5), start("a", 9, 1e-4), start("b", 1, 1e-4), start("b", 3, 1e-5)]
+    assert [each.first_step for each in find_first_steps(changes, starts)] == [7, 3, 9, None]
+
+
+def test_an_object_of_settings_changes_the_fields_that_are_set() -> None:
+    fields = to_fields({"actor": ActorSettings(optim=OptimSettings(lr=1e-5)), "groups_per_step": 2})
+    assert fields == {"actor": {"optim": {"lr": 1e-5}}, "groups_per_step": 2}
+    assert change_learner(LEARNER, fields).actor.optim.weight_decay == 0.1
+
+
 def test_the_changes_of_an_earlier_start_are_made_again() -> None:
     other = LEARNER.model_copy(update={"model": "small"})
 
     def change(model: str, lr: float) -> SettingChange:
         fields = {"actor": {"optim": {"lr": lr}}}
         now = datetime.now(UTC)
-        return SettingChange(model=model, after_step=1, learner=fields, reason="it is time", changed_at=now)
+        return SettingChange(model=model, learner=fields, reason="it is time", changed_at=now)
 
     changes = [change("policy", 1e-5), change("small", 1e-6), change("policy", 1e-7), change("gone", 1.0)]
     changed = apply_changes([LEARNER, other], changes)

@@ -66,7 +66,10 @@ class Change:
     """
 
     learner: Mapping[str, Any]
-    """Settings by their names in a run file, as ``{"actor": {"optim": {"lr": 1e-6}}}``; the others stay."""
+    """Settings by their names in a run file, as ``{"actor": {"optim": {"lr": 1e-6}}}``; the others stay.
+
+    A section may be an object of `lightningbus.settings`, of which the fields count that are set.
+    """
     reason: str = ""
     """Reason for the record, such as ``the reward fell``."""
     model: str = ""
@@ -141,10 +144,6 @@ class CallbackCaller:
         for role, reason, is_resolved, fired_at, fired_at_ns in rows:
             self._last_alert_ns = fired_at_ns
             await self._call("on_alert", Alert(role, reason, is_resolved, fired_at))
-
-    def find_last_step(self, model: str) -> int:
-        """Return the newest step of a model that was reported; 0: none was."""
-        return self._last_steps.get(model, 0)
 
     async def report_evaluation(self, evaluation: Evaluation) -> None:
         """Report an evaluation; raise `UserError` if a callback fails."""

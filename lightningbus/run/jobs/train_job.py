@@ -47,6 +47,7 @@ from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.run.settings.setting_change import SettingChange, apply_changes
+from lightningbus.run.settings.sources import to_fields
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
 
@@ -234,6 +235,8 @@ class _Training:
             yield
         finally:
             await cancel_and_wait(counting)
+            with contextlib.suppress(ClickHouseError):  # it is away, or has ended with what the job ends by
+                await asyncio.to_thread(self._results.count_steps, self._client)
 
     async def _keep_budget(self) -> None:
         """Add up the cost, and end training once the budget is spent. Raises `ClickHouseError` without a store."""
@@ -299,21 +302,16 @@ class _Training:
 
         ``name``: the callback that asks for it.
         """
+        fields = to_fields(change.learner)
         try:
-            model = await self._learners.change(change.model, change.learner)
+            model = await self._learners.change(change.model, fields)
         except UserError as error:
             raise UserError(f"callback {name}: {error}") from error
         if model is None:
             return
-        reason = f"{name}: {change.reason or json.dumps(change.learner)}"
+        reason = f"{name}: {change.reason or json.dumps(fields)}"
         self._results.changes.append(
-            SettingChange(
-                model=model,
-                after_step=self._callbacks.find_last_step(model),
-                learner=dict(change.learner),
-                reason=reason,
-                changed_at=datetime.now(UTC),
-            )
+            SettingChange(model=model, learner=fields, reason=reason, changed_at=datetime.now(UTC))
         )
         self._results.write(self._stack.directory.path)
         self._stack.view.set_note(f"settings change: {reason}")

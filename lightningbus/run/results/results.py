@@ -20,7 +20,7 @@ from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.run_directory.whole_file import write_whole
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.run.settings.setting_change import SettingChange
+from lightningbus.run.settings.setting_change import SettingChange, find_first_steps
 from lightningbus.store.clickhouse.client import query_row
 
 RESULTS = "results.json"
@@ -51,6 +51,17 @@ SELECT model, count(), argMax(if(mapContains(metrics, 'reward/mean'), metrics['r
 FROM training_steps WHERE run_id = {run_id:String} GROUP BY model
 """
 """Query of the number of steps of each model, and of the mean reward of its last one."""
+SETTINGS_STARTS = """
+SELECT model, step, settings FROM
+(
+    SELECT model, step, settings,
+        lagInFrame(settings, 1, '') OVER (PARTITION BY model ORDER BY step ROWS BETWEEN 1 PRECEDING AND CURRENT ROW)
+            AS before
+    FROM training_steps WHERE run_id = {run_id:String}
+)
+WHERE settings != before ORDER BY model, step
+"""
+"""Query of the steps whose settings differ from those of the step before."""
 KEPT_TIMES = ("seconds", "seconds_by_phase")
 BEFORE_AND_AFTER = ("greedy_before", "sampled_before", "greedy_after", "sampled_after")
 EXCLUDED = (
@@ -211,12 +222,17 @@ class Results(BaseModel):
         self.seconds = sum(self.seconds_by_phase.values())
 
     def count_steps(self, client: Client) -> None:
-        """Read the training steps that the store has by now, and the reward of the last one."""
+        """Read the training steps that the store has by now, the reward of the last one, and where changes began."""
         rows = client.query(LAST_STEPS, parameters={"run_id": self.run}).result_rows
         steps = {model: (num_steps, reward) for model, num_steps, reward in rows}
         self.steps = min(steps.get(model, (0, None))[0] for model in {*self.models, self.model})
         _, reward = steps.get(self.model, (0, None))
         self.reward = None if reward is None else round(reward, 4)
+
+        if any(change.first_step is None for change in self.changes):
+            starts = client.query(SETTINGS_STARTS, parameters={"run_id": self.run}).result_rows
+            parsed = [(model, step, json.loads(settings or "{}")) for model, step, settings in starts]
+            self.changes = find_first_steps(self.changes, parsed)
 
     def count_cost(self, client: Client, settings: RunSettings) -> None:
         """Add up what machines, judges and external model calls cost until now, by the prices of a run file."""

@@ -170,7 +170,6 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
     return [
         SettingChange(
             model=job[section]["model"],
-            after_step=results.steps if results is not None else 0,
             learner=fields,
             reason="resumed with other settings",
             changed_at=datetime.now(UTC),

@@ -138,7 +138,7 @@ def _describe(run: RunDirectory) -> OtherRun:
     }
     return replace(
         other,
-        rollouts=results.rollouts,
+        rollouts=max(0, results.rollouts - sum(each.rollouts for each in results.evaluations)),
         reward=results.reward,
         models=[results.model, *(name for name in results.models if name != results.model)],
         settings=settings or {"model_path": str(results.model_path)},

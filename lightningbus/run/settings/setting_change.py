@@ -1,6 +1,6 @@
 """Changes of a learner's settings while a training job goes on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -31,7 +31,7 @@ class SettingChange(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str = Field(description="model whose learner it is")
-    after_step: int = Field(description="newest step in the store before the change")
+    first_step: int | None = Field(default=None, description="first step that was made with it; none: none was yet")
     learner: dict[str, Any] = Field(description="changed settings of the learner, by name")
     reason: str = Field(description="callback that asked for it and its reason, or that the run was resumed")
     changed_at: datetime = Field(description="time of the change")
@@ -67,6 +67,37 @@ def change_learner(learner: LearnerSettings, fields: Mapping[str, Any], *, is_al
         if getattr(getattr(learner, section), name) != getattr(getattr(changed, section), name):
             raise UserError(f"learner.{section}.{name} cannot be changed while training goes on")
     return changed
+
+
+def find_first_steps(
+    changes: Sequence[SettingChange], starts: Iterable[tuple[str, int, Mapping[str, Any]]]
+) -> list[SettingChange]:
+    """Note for each change the first step that was made with it.
+
+    ``starts`` are a model, its first step with other settings than the step before, and those settings, in order.
+    """
+    noted, starts, last = [], list(starts), dict[str, int]()
+    for change in changes:
+        later = (
+            step
+            for model, step, settings in starts
+            if model == change.model and step >= last.get(model, 1) and has_fields(settings, change.learner)
+        )
+        first = next(later, None)
+        if first is not None:
+            last[change.model] = first
+        noted.append(change.model_copy(update={"first_step": first}))
+    return noted
+
+
+def has_fields(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Return whether settings have these values, level by level."""
+    return all(
+        has_fields(settings[name], value)
+        if isinstance(value, Mapping) and isinstance(settings.get(name), Mapping)
+        else settings.get(name) == value
+        for name, value in fields.items()
+    )
 
 
 def apply_changes(learners: Sequence[LearnerSettings], changes: Sequence[SettingChange]) -> list[LearnerSettings]:

@@ -169,6 +169,17 @@ def _variable_of(role: str, path: str) -> str:
     return f"${variable_prefix(role)}{path.replace('.', LEVEL).upper()}"
 
 
+def to_fields(value: Any) -> Any:
+    """Convert settings to what a run file would hold: objects become mappings of the fields that were given. Pure."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {name: to_fields(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_fields(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Merge mappings level by level; a later layer wins."""
     merged: dict[str, Any] = {}
