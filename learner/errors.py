@@ -5,6 +5,10 @@ import logging
 log = logging.getLogger(__name__)
 
 
+class LearnerRestart(Exception):  # noqa: N818 (no error: the next start goes on)
+    """The learner has to be started again, to go on with its present settings."""
+
+
 class LearnerError(Exception):
     """The learner cannot start or continue; the message gives the reason and the remedy."""
 

@@ -26,7 +26,7 @@ from lightningbus.learner.checkpointing.step_committer import StepCommitter
 from lightningbus.learner.checkpointing.step_replay import StepReplay
 from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.loss_recovery import LossRecovery
-from lightningbus.learner.errors import LearnerError, as_learner_error
+from lightningbus.learner.errors import LearnerError, LearnerRestart, as_learner_error
 from lightningbus.learner.publishing.broadcaster import Broadcaster
 from lightningbus.learner.publishing.engine_check_watch import watch_engine_check
 from lightningbus.learner.publishing.publisher import WeightPublisher, needs_full_weights
@@ -53,7 +53,8 @@ END_BETWEEN_STEPS = signal.SIGUSR1
 async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
     """Train until the last step or until asked to stop.
 
-    Raises `LearnerError`, `checkpoint.CheckpointError` or `lightningbus.tasks.errors.TaskFileError`.
+    Raises `LearnerError`, `LearnerRestart`, `checkpoint.CheckpointError` or
+    `lightningbus.tasks.errors.TaskFileError`.
     """
     if not (settings.model_path / "config.json").exists():
         raise LearnerError(f"model_path: {settings.model_path} holds no model (no config.json)")
@@ -95,6 +96,8 @@ class Learner:
         self._teachers: Teachers | None = None
         self._is_leaving = False
         self._ending = asyncio.Event()
+        self._repeats_only = False
+        """Whether this start makes the steps since the checkpoint again, and no other."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
@@ -126,6 +129,8 @@ class Learner:
                 await heartbeat.send_now()
                 await loop.committer.writer.close()
                 await self._in_thread(self._stop_workers)
+                if self._repeats_only and not stop.is_set():
+                    raise LearnerRestart(f"starting again at step {loop.state.step}, with other settings")
             finally:
                 # A step that is interrupted is lost: the last checkpoint counts.
                 if self._loop is not None:
@@ -153,6 +158,11 @@ class Learner:
         begin = resume(checkpoint, last, settings, records)
         self._initial_state, replay = begin.state, StepReplay(begin.steps)
         state = begin.state
+        if begin.step_fields is not None:
+            log.info("%d steps are made again by their own settings; the present ones follow", len(begin.steps))
+            settings = self._settings = settings.with_step_fields(begin.step_fields)
+            self._repeats_only = True
+            self._ending.set()
         consumer = RolloutConsumer(
             self._bus,
             settings,
@@ -213,9 +223,9 @@ class Learner:
         else:
             path = checkpoint[0]
         loop.state = state = await committer.claim_epoch(path, checkpoint, state)
-        if checkpoint is not None and (state.version, state.step_sha256) != (
+        if checkpoint is not None and (state.version, state.step_fields) != (
             checkpoint[1].version,
-            checkpoint[1].step_sha256,
+            checkpoint[1].step_fields,
         ):  # what follows is of no checkpoint yet
             if state.version != checkpoint[1].version:
                 loop.abandon_replay()

@@ -143,7 +143,7 @@ class TrainingLoop:
             outstanding=self.dispatcher.outstanding(trained),
             task_results=self.dispatcher.selector.snapshot(),
             journal_mark=self.committer.journal.add_mark(self.replay.steps),
-            step_sha256=self.settings.step_sha256,
+            step_fields=self.settings.step_fields,
         )
 
     def end_between_steps(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -64,8 +65,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """Nonce of the message id under which it is published, both times."""
     journal_mark: str = ""
     """The id of the journal's mark for this checkpoint."""
-    step_sha256: str = ""
-    """`LearnerSettings.step_sha256` under which the steps after this checkpoint are made; empty: unknown."""
+    step_fields: dict[str, Any] = {}
+    """`LearnerSettings.step_fields` by which the steps after this checkpoint are made; empty: unknown."""
 
 
 class Checkpoints:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,6 +23,8 @@ class Resumption:
 
     state: LearnerState
     steps: Sequence[StepRecord] = ()
+    step_fields: Mapping[str, Any] | None = None
+    """Settings by which those steps were made, where they differ from the present ones: others make other weights."""
 
 
 def resume(
@@ -52,9 +55,7 @@ def resume(
     steps = _steps_since(state, records)
     known_epoch = max([state.epoch, *(record.epoch for record in records if isinstance(record, EpochClaim))])
     version = state.version
-    if steps and state.step_sha256 not in ("", settings.step_sha256):  # other settings make other weights
-        version, steps = skip_versions(version, max(last.version if last else 0, steps[-1].version)), []
-    elif last is not None and last.version > version:
+    if last is not None and last.version > version:
         reached = steps[-1].version if steps else version
         if last.version > reached or last.epoch > known_epoch:
             version, steps = skip_versions(version, max(last.version, reached)), []
@@ -62,9 +63,10 @@ def resume(
         _with_groups(state, records, steps),
         epoch=max(known_epoch, last.epoch if last else 0) + 1,
         version=version,
-        step_sha256=settings.step_sha256,
     )
-    return Resumption(state, steps)
+    if steps and state.step_fields:
+        return Resumption(state, steps, state.step_fields if state.step_fields != settings.step_fields else None)
+    return Resumption(replace(state, step_fields=settings.step_fields), steps)
 
 
 def skip_versions(version: int, newest: int) -> int:

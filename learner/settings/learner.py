@@ -1,7 +1,6 @@
 """Settings of the learner. What verl calls by a name is called by that name here."""
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -301,11 +300,15 @@ class LearnerSettings(ModelRoleSettings):
         return self.max_failed_groups or self.num_groups_under_way + GROUPS_ONE_BY_ONE
 
     @property
-    def step_sha256(self) -> str:
-        """Digest of the settings that decide what a training step computes, in hexadecimal."""
+    def step_fields(self) -> dict[str, Any]:
+        """The settings that decide what a training step computes, as JSON has them."""
         schedules = {self.actor.optim.lr_scheduler_type, self.critic.optim.lr_scheduler_type}
         fields = STEP_FIELDS if schedules == {"constant"} else STEP_FIELDS | {"max_steps"}
-        return hashlib.sha256(self.model_dump_json(include=fields).encode()).hexdigest()
+        return self.model_dump(mode="json", include=fields)
+
+    def with_step_fields(self, fields: Mapping[str, Any]) -> Self:
+        """Return these settings with others that decide what a training step computes, see `step_fields`."""
+        return type(self).model_validate({**self.model_dump(), **fields})
 
     @property
     def has_single_update(self) -> bool:

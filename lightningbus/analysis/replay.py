@@ -89,7 +89,7 @@ def train_offline(
     ]
     trainer, done = _make_trainer(chosen[0]), []
     for step, before, settings in zip(recorded, [chosen[0], *chosen], chosen, strict=False):
-        if settings.step_sha256 != before.step_sha256:
+        if settings.step_fields != before.step_fields:
             trainer = _continue_with(trainer, settings)
         batch = _batch(history, step, settings)
         loss = _train(trainer, batch)["actor/loss"] if batch.sequences else 0.0

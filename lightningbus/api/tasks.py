@@ -43,14 +43,21 @@ def read_tasks(tasks: Tasks) -> list[TaskInput]:
     return list(read.values())
 
 
-def save_tasks(tasks: Tasks, runs: Path) -> str | dict[str, Any]:
-    """Return tasks as a run file names them: their own source, or a file below ``runs`` named after its content."""
+def save_tasks(tasks: Tasks, runs: Path, argument: str = "tasks") -> str | dict[str, Any]:
+    """Return tasks as a run file names them: their own source, or a file below ``runs`` named after its content.
+
+    Raises `TaskFileError` as `read_tasks`, with the name of the argument.
+    """
     if (source := _as_source(tasks)) is not None:
         fields = source.model_dump(exclude_defaults=True)
         return source.path if fields.keys() == {"path"} else fields
+    try:
+        read = read_tasks(tasks)
+    except TaskFileError as error:
+        raise TaskFileError(f"{argument}: {error}") from error
     content = "".join(
         json.dumps({"id": task.id, "input": task.input, "labels": task.labels}, ensure_ascii=False) + "\n"
-        for task in read_tasks(tasks)
+        for task in read
     ).encode()
     path = input_directory(runs) / f"tasks-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
     path.write_bytes(content)

@@ -182,7 +182,7 @@ def _build_base(
     if tasks is not None:
         base.setdefault("learner", {})["tasks"] = save_tasks(tasks, runs)
     if heldout is not None:
-        base["eval"] = {"tasks": save_tasks(heldout, runs)}
+        base["eval"] = {"tasks": save_tasks(heldout, runs, "heldout")}
     return base
 
 

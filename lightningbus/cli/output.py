@@ -10,8 +10,9 @@ from lightningbus.store.reports import ResultTable
 
 def run_query(client: Any, statement: str, **parameters: Any) -> ResultTable:
     """Run a statement; return its column names and its rows."""
-    result = client.query(statement, parameters=parameters or None)
-    return list(result.column_names), [tuple(row) for row in result.result_rows]
+    from lightningbus.store.clickhouse.client import query_table
+
+    return query_table(client, statement, parameters)
 
 
 def print_result(

@@ -1,6 +1,7 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
 import logging
+from contextlib import suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -96,6 +97,19 @@ def _root_cause(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     return cut_at_word(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
+
+
+def query_table(
+    client: Client, sql: str, parameters: dict[str, Any] | None = None
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return the names of a result's columns, of one without rows too, and its rows."""
+    result = client.query(sql, parameters=parameters or None)
+    names = list(result.column_names)
+    if not names:
+        with suppress(ClickHouseError):  # it was no SELECT, and has no columns
+            described = client.query(f"DESCRIBE TABLE (\n{sql.rstrip().rstrip(';')}\n)", parameters=parameters or None)
+            names = [row[0] for row in described.result_rows]
+    return names, [tuple(row) for row in result.result_rows]
 
 
 def query_row(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:

@@ -37,6 +37,9 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         assert brief.training.column("mean_reward") != curve.training.column("mean_reward")
         assert "mean brief ±" in brief.plot().get_ylabel() and repr(brief).startswith("brief of run first")
         assert session.rollouts(outcome="ok", limit=1)[0]["rewards"].keys() == {"brief", "correct"}
+        empty = session.rollouts(run="second")
+        assert set(failed.columns) == set(empty.columns) and list(empty.df()["reward"]) == []
+        assert list(session.query_df("SELECT 1 AS one, 'a' AS b WHERE one = 2; ").columns) == ["one", "b"]
         assert "call 0 · writer" in repr(session.transcript(failed[0]["rollout_id"]))
 
 

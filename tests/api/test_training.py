@@ -244,6 +244,38 @@ def test_a_callback_changes_settings_between_two_steps(tmp_path: Path, monkeypat
     assert more.figures["changes"][-1]["learner"] == {"actor": {"entropy_coeff": 0.001}}
 
 
+class Fails(lb.Callback):
+    """Ends the run by an error after its fourth step."""
+
+    def on_step(self, step: lb.Step) -> None:
+        if step.step == 4:
+            raise RuntimeError("four are enough")
+
+
+def test_a_resume_with_another_rate_makes_no_step_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps since the checkpoint are made again by the rate that they had; those after them have the other."""
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(NOTEBOOK, names)
+    learner = {"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}, "checkpoint_interval": 100}
+    job: dict[str, Any] = {"learner": learner, "inference": ENGINE, "store": STORE, "group_size": 2, "name": "again"}
+    job |= {"groups_per_step": 2, "model": tmp_path / "model", "tasks": TRAIN}
+    sentence = raises(lambda: lb.train(names["solve"], max_steps=200, lr=1e-5, callbacks=[Fails()], **job))
+    assert "four are enough" in sentence
+    with lb.connect("again") as session:
+        num_before = session.query("SELECT max(step) AS step FROM training_steps")[0]["step"]
+    last = num_before + 3
+    figures = lb.train(names["solve"], max_steps=last, lr=1e-6, resume=True, **job).figures
+    assert (figures["rollouts_lost"], figures["rollouts_trained_twice"]) == (0, 0)
+    with lb.connect("again") as session:
+        rows = session.query("SELECT step, version, metrics['actor/lr'] AS lr FROM training_steps ORDER BY step")
+    assert [(row["step"], row["version"]) for row in rows] == [(number, number) for number in range(1, last + 1)]
+    (change,) = figures["changes"]
+    assert change["first_step"] > num_before >= 4
+    assert [row["lr"] for row in rows] == [1e-5 if row["step"] < change["first_step"] else 1e-6 for row in rows]
+
+
 def test_a_job_without_held_out_tasks_is_trained_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fitting_model(tmp_path / "model")

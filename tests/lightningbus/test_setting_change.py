@@ -28,7 +28,8 @@ def test_a_change_keeps_all_other_settings() -> None:
     assert (changed.actor.optim.lr, changed.actor.optim.weight_decay, changed.groups_per_step) == (1e-5, 0.1, 4)
     same = {"actor": {"optim": {"lr": 1e-4}}, "groups_per_step": LEARNER.groups_per_step}
     assert change_learner(changed, same).model_dump() == LEARNER.model_dump()
-    assert changed.step_sha256 != LEARNER.step_sha256 == change_learner(changed, same).step_sha256
+    assert changed.step_fields != LEARNER.step_fields == change_learner(changed, same).step_fields
+    assert changed.with_step_fields(LEARNER.step_fields).actor == LEARNER.actor
 
 
 def test_the_settings_that_are_named_exist() -> None:

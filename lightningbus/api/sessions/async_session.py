@@ -34,6 +34,7 @@ from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.labels import Labels, read_all_labels
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas import subjects
+from lightningbus.store.clickhouse.client import query_table
 
 T = TypeVar("T")
 
@@ -246,8 +247,8 @@ async def aconnect(
 
 
 def _query(client: Client, sql: str, parameters: dict[str, Any]) -> Table:
-    result = client.query(sql, parameters=parameters or None)
-    return Table(tuple(result.column_names), tuple(map(tuple, result.result_rows)))
+    columns, rows = query_table(client, sql, parameters)
+    return Table(tuple(columns), tuple(rows))
 
 
 def _find_newest_run(client: Client) -> str:

@@ -13,6 +13,7 @@ from lightningbus.api.sessions.table import Table
 from lightningbus.api.user_errors import require_package
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
+from lightningbus.store.clickhouse.client import query_table
 from lightningbus.store.reports.merged_points import merge_thin_points
 
 TRAINING = """
@@ -53,12 +54,12 @@ class RewardCurve:
             )
         points = NAMED_POINTS if reward else "reward_by_version"
         training, evaluations = (
-            client.query(sql.replace("{points}", points), parameters=values) for sql in (TRAINING, EVALUATIONS)
+            query_table(client, sql.replace("{points}", points), values) for sql in (TRAINING, EVALUATIONS)
         )
         return cls(
             run,
-            Table(tuple(training.column_names), tuple(map(tuple, training.result_rows)), "training"),
-            Table(tuple(evaluations.column_names), tuple(map(tuple, evaluations.result_rows)), "evaluations"),
+            Table(tuple(training[0]), tuple(training[1]), "training"),
+            Table(tuple(evaluations[0]), tuple(evaluations[1]), "evaluations"),
             reward,
         )
 

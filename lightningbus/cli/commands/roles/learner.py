@@ -17,7 +17,7 @@ from lightningbus.cli.options import (
     require_extra,
 )
 from lightningbus.run.errors import exit_with
-from lightningbus.run.processes.role_process import run_role
+from lightningbus.run.processes.role_process import EX_TEMPFAIL, run_role
 from lightningbus.run.run_directory.discovery import discover_bus
 from lightningbus.tasks.errors import TaskFileError
 
@@ -88,4 +88,7 @@ def learner(
     if teachers:
         teacher = TeacherList(teachers) if isinstance(checked.teacher, TeacherList) else teachers[0]
         checked = checked.model_copy(update={"teacher": teacher})
-    run_role(at, "learner", role.run, checked, *expected)
+    try:
+        run_role(at, "learner", role.run, checked, *expected)
+    except errors.LearnerRestart as restart:
+        exit_with(restart, EX_TEMPFAIL)
