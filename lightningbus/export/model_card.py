@@ -40,10 +40,15 @@ inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, ret
 TEXT = """\
 inputs = tokenizer(QUESTION, return_tensors="pt")
 """
+TEMPERATURE = (
+    "The server samples as `generation_config.json` says unless a request says otherwise. Evaluations named greedy are "
+    'at `"temperature": 0`.'
+)
 GENERIC_QUESTION = "what is 12 plus 7 ?"
 """Question of the example where no task is known."""
 GENERATE = """\
-tokens = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=16)
+inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+tokens = model.generate(**inputs, max_new_tokens=16, do_sample=False)  # greedy
 print(tokenizer.decode(tokens[0][inputs["input_ids"].shape[1] :]))
 """
 UNLISTED_SETTINGS = {"run", "model", "model_path", "tasks", "id", "checkpoint_dir", "health_address", "cpu_threads"}
@@ -74,6 +79,8 @@ class CardFacts:
     """SHA-256 of the tasks, by what they are for."""
     agents: Sequence[str] = ()
     """Entrypoints or commands of the agents that were trained."""
+    is_revoked: bool = False
+    """Whether nodes may not serve this version."""
     question: str = ""
     """Text of a task that the model was trained on; empty: not known."""
 
@@ -111,7 +118,7 @@ def render_card(facts: CardFacts) -> str:
 
 def _provenance(facts: CardFacts) -> dict[str, str]:
     """Return rows of what is on record of the training."""
-    rows = {}
+    rows = {"state": "revoked: nodes do not serve it"} if facts.is_revoked else {}
     if facts.learner:
         rows["algorithm"] = LearnerSettings.model_validate(facts.learner).algorithm.adv_estimator
         rows["seed"] = str(LearnerSettings.model_validate(facts.learner).seed)
@@ -131,7 +138,8 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
         rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
     if facts.recorded_base_digest not in ("", facts.base_digest):
         rows["the same as training started"] = f"`{facts.recorded_base_digest}`: the files changed since"
-    rows |= {f"SHA-256 of the {name} tasks": f"`{digest}`" for name, digest in facts.task_digests.items()}
+    for name, digest in facts.task_digests.items():
+        rows[f"SHA-256 of the {name} tasks (ids, inputs and labels)"] = f"`{digest}`"
     return rows
 
 
@@ -169,9 +177,10 @@ def _usage(facts: CardFacts) -> list[str]:
     load = LOAD_ADAPTER.format(base=json.dumps(facts.base.name)) if facts.is_adapter else LOAD
     program = CHAT if facts.has_chat_template else TEXT
     question = program.replace("QUESTION", json.dumps(facts.question or GENERIC_QUESTION))
-    parts = ["## Use it", "In this directory:", f"```python\n{load}{question}{GENERATE}```"]
+    asks = "It asks the first training task." if facts.question else "Its question is any: the tasks are not here."
+    parts = ["## Use it", f"In this directory. {asks}", f"```python\n{load}{question}{GENERATE}```"]
     if not facts.is_adapter:
-        parts += [f"Or with vLLM's server:\n\n```sh\n{SERVE.format(model='.', dtype=facts.dtype)}\n```"]
+        parts += [f"Or with vLLM's server:\n\n```sh\n{SERVE.format(model='.', dtype=facts.dtype)}\n```", TEMPERATURE]
     return parts
 
 

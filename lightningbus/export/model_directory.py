@@ -22,9 +22,9 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.machine.hardware import read_versions
 from lightningbus.run.results.base_files import MODEL_SUFFIXES, compute_digest, describe_files, read_base_files
-from lightningbus.run.results.best_version import find_best, version_of
+from lightningbus.run.results.best_version import find_best, list_rewards, version_of
 from lightningbus.run.results.results import RESULTS, Results
-from lightningbus.run.results.run_record import read_model_path, read_task_digests
+from lightningbus.run.results.run_record import digest_tasks, read_model_path, read_task_digests
 from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.run_data.run_bus import RunBus
 from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
@@ -91,7 +91,7 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
     manifest = await _select_version(WeightRegistry(source.bus, model), model, request, results)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
-    if request.is_best and manifest.version == 0:
+    if request.is_best and not _is_better_than_start(manifest.version, results, model):
         log.warning(
             "no trained version has a higher held-out reward than version 0, the model that training began with"
         )
@@ -118,9 +118,11 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
                 raise UserError(f"version {manifest.version} cannot be exported: {error}") from error
         if manifest.fingerprint and await asyncio.to_thread(fingerprint, directory / WEIGHTS) != manifest.fingerprint:
             raise UserError(f"version {manifest.version} was fetched and is not what was published: export it again")
+        task_digests = _read_task_digests(source, model)
         facts = CardFacts(
             manifest,
             base,
+            is_revoked=is_revoked(await WeightRegistry(source.bus, model).refresh(), manifest.version),
             is_adapter=request.is_adapter,
             learner=learner,
             results=results,
@@ -129,9 +131,9 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
             packages=results.packages if results is not None else read_versions(),
             base_digest=compute_digest(await asyncio.to_thread(describe_files, base_model)),
             recorded_base_digest=compute_digest(base_files) if base_files else "",
-            task_digests=_read_task_digests(source, model),
+            task_digests=task_digests,
             agents=_list_agents(source),
-            question=await asyncio.to_thread(_read_question, learner),
+            question=await asyncio.to_thread(_read_question, learner, task_digests.get("training", "")),
         )
         (directory / CARD).write_text(render_card(facts))
         for path in directory.iterdir():
@@ -183,6 +185,14 @@ async def _find_best(registry: WeightRegistry, model: str, results: Results | No
     return version
 
 
+def _is_better_than_start(version: int, results: Results | None, model: str) -> bool:
+    """Return whether the best version has a higher held-out reward than version 0, as far as both are known."""
+    if version == 0 or results is None:
+        return version != 0
+    rewards = list_rewards(results.evaluations, model, results.best_by)
+    return 0 not in rewards or rewards.get(version, 0.0) > rewards[0]
+
+
 def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, object]) -> Path:
     """Find the directory with configuration and tokenizer."""
     node = source.directory.read_settings("inference-0") if source.directory is not None else {}
@@ -217,11 +227,16 @@ def _check_unchanged(base_model: Path, recorded: dict[str, str]) -> None:
         )
 
 
-def _read_question(learner: dict[str, object]) -> str:
-    """Read the text of the first training task, for the card's example; empty where there is none to be read."""
+def _read_question(learner: dict[str, object], digest: str) -> str:
+    """Read the text of the first training task, for the card's example; empty where there is none to be read.
+
+    Tasks of another ``digest`` are not those of the run: a path may mean another file here. Without one, none are read.
+    """
     try:
-        tasks = LearnerSettings.model_validate(learner).tasks if learner else None
-        value = load_tasks(tasks)[0].input if tasks is not None else ""
+        tasks = LearnerSettings.model_validate(learner).tasks if learner and digest else None
+        if tasks is None or digest_tasks(tasks) != digest:
+            return ""
+        value = load_tasks(tasks)[0].input
     except (ValueError, OSError, IndexError, TaskFileError):
         return ""
     texts = [value] if isinstance(value, str) else list(value.values()) if isinstance(value, dict) else []

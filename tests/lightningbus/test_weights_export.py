@@ -275,6 +275,7 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
         CliRunner().invoke, app, ["weights", "list", "--json", "--run", str(run.directory)]
     )
     of_version = {row["version"]: (row["reward"], row["best"]) for row in json.loads(listed.stdout)}
+    assert {row["evaluation"] for row in json.loads(listed.stdout)} == {"sampled"}
     assert of_version == {4: (0.2, ""), 3: (0.5, ""), 2: (0.6, ""), 1: (0.7, "yes"), 0: (0.1, "")}
     assert {row["version"]: row["exportable"] for row in rows} == {
         4: "yes", 3: "yes", 2: "no: its files have expired", 1: "yes", 0: "no: its files have expired",
@@ -321,13 +322,20 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     )
     digest = re.findall(r"SHA-256 of the base model's file list \| `([0-9a-f]{64})`", card)
     assert len(digest) == 1 and str(tmp_path) not in card and "as training started" not in card
-    assert re.search(r"SHA-256 of the training tasks \| `[0-9a-f]{64}`", card) and "held-out tasks |" not in card
+    assert (
+        re.search(r"SHA-256 of the training tasks \(ids, inputs and labels\) \| `[0-9a-f]{64}`", card)
+        and "the held-out tasks" not in card
+    )
     assert "| seed | 0 |" in card and "| agent | `agent.sh --fast` |" in card
     (base / "tokenizer.json").write_text("{}")
     refused = await export("--run", run.directory, tmp_path / "other", code=2)
     assert "is not the model that training started from: tokenizer.json changed since" in refused.stderr
     assert "version 0 is in" in (await export("--run", run.directory, tmp_path / "kept", "--base-model", model)).stdout
     await export("--run", run.directory, tmp_path / "forced", "--force")
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": "of another project"}\n')
+    await export("--run", run.directory, tmp_path / "elsewhere", "--force")
+    elsewhere = (tmp_path / "elsewhere" / "README.md").read_text()
+    assert "of another project" not in elsewhere and "Its question is any: the tasks are not here." in elsewhere
     forced = (tmp_path / "forced" / "README.md").read_text()
     assert f"| the same as training started | `{digest[0]}`: the files changed since |" in forced
     assert f"file list | `{digest[0]}`" not in forced and re.search(r"file list \| `[0-9a-f]{64}`", forced)

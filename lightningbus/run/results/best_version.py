@@ -36,5 +36,10 @@ def version_of(evaluation: Evaluation, model: str) -> int:
     return evaluation.versions.get(model, evaluation.version)
 
 
+def choose_label(evaluations: Sequence[Evaluation], best_by: str = "") -> str:
+    """Return the label of the evaluations that decide, see `find_best`; empty where there are none."""
+    return best_by or (evaluations[0].label if evaluations else "")
+
+
 def _list_comparable(evaluations: Sequence[Evaluation], best_by: str) -> list[Evaluation]:
-    return [each for each in evaluations if each.label == (best_by or evaluations[0].label)]
+    return [each for each in evaluations if each.label == choose_label(evaluations, best_by)]

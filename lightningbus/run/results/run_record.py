@@ -45,16 +45,16 @@ def describe_job(
 
     Raises `lightningbus.tasks.errors.TaskFileError`.
     """
-    job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": _digest(heldout.tasks)}}
+    job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": digest_tasks(heldout.tasks)}}
     for suite in heldout.suites:
         fields = _without("eval", suite.model_dump(mode="json"))
-        job[f"{SUITE}{suite.name}"] = fields | {"tasks": _digest(suite.tasks)}
+        job[f"{SUITE}{suite.name}"] = fields | {"tasks": digest_tasks(suite.tasks)}
     for learner in learners:
         section = "learner" if len(learners) == 1 else f"learners.{learner.model}"
         job[section] = _without("learner", learner.model_dump(mode="json")) | {
             "model_path": str(learner.model_path.resolve()),
             "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
-            "tasks": _digest(learner.tasks),
+            "tasks": digest_tasks(learner.tasks),
             "task_sets": [
                 each.model_dump(mode="json", exclude=set(TaskSource.model_fields)) for each in learner.task_sets
             ],
@@ -62,8 +62,8 @@ def describe_job(
         }
     if prompts is not None:
         job["optimize"] = _without("optimize", prompts.model_dump(mode="json")) | {
-            "tasks": _digest(prompts.tasks),
-            "heldout": _digest(prompts.heldout),
+            "tasks": digest_tasks(prompts.tasks),
+            "heldout": digest_tasks(prompts.heldout),
         }
     return job
 
@@ -206,8 +206,11 @@ def _quote(value: Any) -> str:
     return json.dumps(value)
 
 
-def _digest(source: Path | TaskSource | Sequence[NamedTaskSource] | None) -> str:
-    """Return a digest of the tasks themselves, so that another form of the same source has the same."""
+def digest_tasks(source: Path | TaskSource | Sequence[NamedTaskSource] | None) -> str:
+    """Return a digest of the tasks themselves, so that another form of the same source has the same.
+
+    Raises `lightningbus.tasks.errors.TaskFileError`.
+    """
     digest = hashlib.sha256()
     for task in load_tasks(source) if source is not None else ():
         digest.update(json.dumps([task.id, task.input, task.labels]).encode())

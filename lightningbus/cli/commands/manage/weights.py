@@ -63,7 +63,8 @@ def list_(
 ) -> None:
     """List versions, one per line. A line has origin, state, the nodes that serve it, and whether it is exportable.
 
-    Where the run has evaluations, it has the version's held-out reward too, and marks the best one.
+    Where the run has evaluations, it has the version's held-out reward too, with the evaluation's name, and marks the
+    best one.
     """
     _check_model(model)
 
@@ -232,13 +233,14 @@ def _read_results(run: str | None, bus: str | None) -> "Results | None":
 
 
 def _describe_reward(results: "Results", model: str, manifest: WeightManifest) -> dict[str, object]:
-    """Return the held-out reward of a version, None if it was not evaluated, and whether it is the best. Pure."""
-    from lightningbus.run.results.best_version import find_best, list_rewards, version_of
+    """Return the held-out reward of a version by its evaluation, None without one, and whether it is the best. Pure."""
+    from lightningbus.run.results.best_version import choose_label, find_best, list_rewards, version_of
 
     rewards = list_rewards(results.evaluations, model, results.best_by) if manifest.run_id == results.run else {}
     best = find_best(results.evaluations, results.best_by)
     is_best = manifest.version in rewards and best is not None and version_of(best, model) == manifest.version
-    return {"reward": rewards.get(manifest.version), "best": "yes" if is_best else ""}
+    label = choose_label(results.evaluations, results.best_by) if manifest.version in rewards else ""
+    return {"reward": rewards.get(manifest.version), "evaluation": label, "best": "yes" if is_best else ""}
 
 
 async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
