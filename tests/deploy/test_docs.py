@@ -165,7 +165,7 @@ def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) 
     assert server.stdout is not None
     try:
         url = server.stdout.readline().removeprefix("bus: ").strip()
-        assert re.fullmatch(r"nats://\S+:\d+", url), url  # by an address that other machines reach
+        assert url.startswith("nats://127.0.0.1:"), url
         request = [url if word.startswith("nats://") else word for word in request]
         code, text = end(request)
         assert code == 0, text

@@ -66,12 +66,14 @@ def bus(
         ):
             more = runner_consumers(DEFAULT_AGENT) if users is not None else ()
             await admin.provision(sizes=sizes, more=more, policies=policies)
-            address = f"nats://{find_reachable_host(host)}:{server.port}"
-            print(f"bus: {address}", flush=True)
-            if address != server.url:
-                print(f"bus: on this machine it is at {server.url} too", file=sys.stderr)
+            reachable = f"nats://{find_reachable_host(host)}:{server.port}"
+            print(f"bus: {server.url if users is not None else reachable}", flush=True)
             if users is None:
+                if reachable != server.url:
+                    print(f"bus: on this machine it is at {server.url} too", file=sys.stderr)
                 print(NO_USERS, file=sys.stderr)
+            elif reachable != server.url:  # a client checks the name
+                print(f"bus: others reach port {server.port} by a name or address in its certificate", file=sys.stderr)
             await first_completed(server.supervise(), admin.keep_provisioned(sizes, more, policies), stop.wait())
 
     run_async(serve())
