@@ -52,15 +52,15 @@ class Arm:
 REWARDED: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 2e-4, **COSINE}}}
 AFTER_CHATS: dict[str, Any] = {"actor": {"ppo_epochs": 4, "optim": {"lr": 1e-4, **COSINE}}}
 TAUGHT: dict[str, Any] = {
-    "actor": {"ppo_epochs": 4, "optim": {"lr": 2.5e-4, "lr_warmup_steps": 3, **COSINE}},
+    "actor": {"ppo_epochs": 4, "optim": {"lr": 2e-4, "lr_warmup_steps": 3, **COSINE}},
     "algorithm": {"adv_estimator": "reinforce_plus_plus"},  # it takes groups of one; without rewards it is idle
     "teacher": {"model": "teacher", "top_k": 8},
     "loss_weights": {"rl": 0, "kl": 1},
 }
 ARMS = {
     "rewards": Arm(8, 8, 72, REWARDED, every=4),
-    "teacher": Arm(16, 1, 52, TAUGHT, every=4),
-    "states": Arm(16, 1, 52, {**TAUGHT, "agent": "states"}, every=4),
+    "teacher": Arm(8, 1, 104, TAUGHT, every=8),
+    "states": Arm(8, 1, 104, {**TAUGHT, "agent": "states"}, every=8),
     "answers, then rewards": Arm(16, 4, 72, AFTER_CHATS, every=4, num_chats=96),
 }
 
