@@ -221,7 +221,10 @@ class Supervisor:
                 await asyncio.sleep(pause)
                 if name in self._stopping:
                     return 0
-            await self._spawn(self._children[name])
+            child = self._children[name]
+            await self._spawn(child)
+            if self._children[name] is not child:  # its settings changed meanwhile
+                await self.restart(self._children[name])
 
     async def _stop_one(self, name: str, seconds: float = STOP_SECONDS) -> None:
         self._stopping.add(name)
