@@ -111,7 +111,7 @@ def render_card(facts: CardFacts) -> str:
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]),
         *_results(facts),
         *_usage(facts),
-        *_settings(facts.learner),
+        *_settings(facts),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -184,16 +184,28 @@ def _usage(facts: CardFacts) -> list[str]:
     return parts
 
 
-def _settings(learner: Mapping[str, Any]) -> list[str]:
-    """Render the learner's settings that differ from the defaults."""
+def _settings(facts: CardFacts) -> list[str]:
+    """Render the learner's settings that differ from the defaults, and how they changed while it trained."""
+    learner = facts.learner
     if not learner:
         return []
+    changes = [
+        f"- From step {each.first_step}: `{json.dumps(each.learner)}`; before: `{json.dumps(each.before)}`"
+        for each in (facts.results.changes if facts.results is not None else ())
+        if each.first_step is not None and each.model == facts.manifest.model
+    ]
+    history = ["They changed while it trained:", "\n".join(changes)] if changes else []
     changed = LearnerSettings.model_validate(learner).model_dump(
         mode="json", exclude_defaults=True, exclude=UNLISTED_SETTINGS
     )
     changed.get("weights", {}).pop("location", None)
     changed.get("weights", {}).pop("canary", None)
-    return ["## Settings", "Those of the learner that differ from the defaults.", _code(changed)]
+    return [
+        "## Settings",
+        "Those of the learner that differ from the defaults, as they were at last.",
+        _code(changed),
+        *history,
+    ]
 
 
 def _code(value: object) -> str:

@@ -263,6 +263,7 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
     (change,) = resume(actor={"optim": {"lr": 1e-3}}, max_staleness=3)
     assert change.learner == {"actor": {"optim": {"lr": 1e-3}}, "max_staleness": 3}
     assert (change.model, change.first_step) == ("policy", None)
+    assert change.before == {"actor": {"optim": {"lr": 1e-6}}, "max_staleness": 2}
     with pytest.raises(UserError, match=r"learner\.seed was 0 and is 7 now"):
         resume(seed=7)
     with pytest.raises(UserError, match=r"learner\.algorithm\.adv_estimator was \"grpo\" and is \"rloo\" now"):

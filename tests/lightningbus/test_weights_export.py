@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from lightningbus.run.results.run_record import describe_job, identify_record, w
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
 from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.setting_change import SettingChange
 from tests.commands import environment
 from tests.learner.conftest import tiny_model
 
@@ -311,6 +313,12 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
         weights = run.write(load_file(base / "model.safetensors"))
         await WeightPublisher(bus, run.settings).publish(weights, version=0, epoch=1, step=0)
     run.results.rollouts = 1234
+    rate, lower = ({"actor": {"optim": {"lr": lr}}} for lr in (1e-5, 1e-6))
+    now = datetime.now(UTC)
+    run.results.changes = [
+        SettingChange(model=model, first_step=7, learner=lower, before=rate, reason="", changed_at=now)
+        for model in ("policy", "other")
+    ]
     run.add_evaluation("greedy", 0, 0.5)
     best = await export("--run", run.directory, "--best", tmp_path / "best")
     assert "version 0 is in" in best.stdout and "no trained version has a higher held-out reward" in caplog.text
@@ -320,6 +328,8 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
         and "| algorithm | grpo |" in card
         and "| rollouts of the run | 1,234 |" in card
     )
+    change = '- From step 7: `{"actor": {"optim": {"lr": 1e-06}}}`; before: `{"actor": {"optim": {"lr": 1e-05}}}`'
+    assert card.count(change) == 1
     digest = re.findall(r"SHA-256 of the base model's file list \| `([0-9a-f]{64})`", card)
     assert len(digest) == 1 and str(tmp_path) not in card and "as training started" not in card
     assert (

@@ -51,8 +51,8 @@ class JobLearners:
         """End the processes before their last step."""
         await self._supervisor.stop(*self._by_name, seconds=EARLY_END_SECONDS)
 
-    async def change(self, model: str, fields: Mapping[str, Any]) -> str | None:
-        """Give the learner of a model other settings from its next step on; return the model, None if it has them.
+    async def change(self, model: str, fields: Mapping[str, Any]) -> LearnerSettings | None:
+        """Give the learner of a model other settings from its next step on; return those before, None if it has them.
 
         ``model`` may be empty where there is one learner. Raises `UserError` for settings that it cannot have.
         """
@@ -64,4 +64,4 @@ class JobLearners:
             return None
         self._by_name[name] = changed
         await self._supervisor.restart(ChildSpec(name, "learner", changed))
-        return changed.model
+        return before

@@ -46,7 +46,7 @@ from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.run.settings.setting_change import SettingChange, apply_changes
+from lightningbus.run.settings.setting_change import SettingChange, apply_changes, pick_fields
 from lightningbus.run.settings.sources import to_fields
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
@@ -304,14 +304,20 @@ class _Training:
         """
         fields = to_fields(change.learner)
         try:
-            model = await self._learners.change(change.model, fields)
+            before = await self._learners.change(change.model, fields)
         except UserError as error:
             raise UserError(f"callback {name}: {error}") from error
-        if model is None:
+        if before is None:
             return
         reason = f"{name}: {change.reason or json.dumps(fields)}"
         self._results.changes.append(
-            SettingChange(model=model, learner=fields, reason=reason, changed_at=datetime.now(UTC))
+            SettingChange(
+                model=before.model,
+                learner=fields,
+                before=pick_fields(before.model_dump(mode="json"), fields),
+                reason=reason,
+                changed_at=datetime.now(UTC),
+            )
         )
         self._results.write(self._stack.directory.path)
         self._stack.view.set_note(f"settings change: {reason}")

@@ -14,7 +14,7 @@ from lightningbus.run.processes.steps_left import describe_no_steps_left
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.run.settings.setting_change import SettingChange, is_changeable
+from lightningbus.run.settings.setting_change import SettingChange, is_changeable, pick_fields
 from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 
@@ -171,6 +171,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
         SettingChange(
             model=job[section]["model"],
             learner=fields,
+            before=pick_fields(record[section], fields),
             reason="resumed with other settings",
             changed_at=datetime.now(UTC),
         )

@@ -33,6 +33,7 @@ class SettingChange(BaseModel):
     model: str = Field(description="model whose learner it is")
     first_step: int | None = Field(default=None, description="first step that was made with it; none: none was yet")
     learner: dict[str, Any] = Field(description="changed settings of the learner, by name")
+    before: dict[str, Any] = Field(default={}, description="the same settings before the change")
     reason: str = Field(description="callback that asked for it and its reason, or that the run was resumed")
     changed_at: datetime = Field(description="time of the change")
 
@@ -67,6 +68,16 @@ def change_learner(learner: LearnerSettings, fields: Mapping[str, Any], *, is_al
         if getattr(getattr(learner, section), name) != getattr(getattr(changed, section), name):
             raise UserError(f"learner.{section}.{name} cannot be changed while training goes on")
     return changed
+
+
+def pick_fields(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that settings have in the places of ``fields``."""
+    return {
+        name: pick_fields(settings[name], value)
+        if isinstance(value, Mapping) and isinstance(settings.get(name), Mapping)
+        else settings.get(name)
+        for name, value in fields.items()
+    }
 
 
 def find_first_steps(
