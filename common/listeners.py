@@ -34,10 +34,10 @@ def find_reachable_host(host: str) -> str:
     """
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            way.connect(DOCUMENTATION_ADDRESS)  # a datagram socket: nothing is sent
-            return str(way.getsockname()[0])
+            probe.connect(DOCUMENTATION_ADDRESS)  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
         except OSError:  # no route
             return socket.gethostname()
 

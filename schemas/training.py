@@ -99,5 +99,5 @@ class DispatchMark(Event, frozen=True, kw_only=True):
     settings_sha256: str
     """SHA-256 of the settings that learners of one run must share."""
     tasks_sha256: str
-    """SHA-256 of those among them that say which tasks are dispatched, and not how each is run."""
+    """SHA-256 of the shared settings that say which tasks are dispatched, and not how each is run."""
     marked_at_ns: NonNegativeInt

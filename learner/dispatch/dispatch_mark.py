@@ -65,7 +65,7 @@ class RunDispatch:
         if self._model in mark.groups_by_model:  # it was under the mark's settings itself
             return (
                 f"run {self._run!r} was begun with other tasks or settings than this learner of {self._model!r} has: "
-                f"give it those of then, or begin a run of another name; none of these may change: {names}"
+                f"give it the former ones, or begin a run of another name; none of these may change: {names}"
             )
         return f"another learner of run {self._run!r} dispatches other tasks: learners of a run have the same {names}"
 

@@ -61,7 +61,9 @@ def load(engine: Any, path: Path) -> None:
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
     names = {name.partition(".")[0] for name in FileSystemReader(path).read_metadata().state_dict_metadata}
-    numbers = [{name: value for name, value in group.items() if name != "params"} for group in _groups(engine)]
+    numbers = [
+        {name: value for name, value in group.items() if name != "params"} for group in engine.optimizer.param_groups
+    ]
     rates = list(engine.lr_scheduler.base_lrs)
     state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict()}
     if OPTIMIZER in names:
@@ -78,17 +80,13 @@ def load(engine: Any, path: Path) -> None:
         _restore_rng(state[_random()])
 
 
-def _groups(engine: Any) -> list[dict[str, Any]]:
-    return list(engine.optimizer.param_groups)
-
-
 def _set_rates(engine: Any, numbers: list[dict[str, Any]], rates: list[float]) -> None:
     """Give each group of parameters its numbers, and the rate that the schedule has now for its first rate."""
     scheduler = engine.lr_scheduler
     scheduler.base_lrs = rates
     factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
     scheduler._last_lr = [rate * factor for rate, factor in zip(rates, factors, strict=True)]
-    for group, values, rate in zip(_groups(engine), numbers, scheduler._last_lr, strict=True):
+    for group, values, rate in zip(engine.optimizer.param_groups, numbers, scheduler._last_lr, strict=True):
         group |= {**values, "lr": rate}
 
 

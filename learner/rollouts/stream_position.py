@@ -23,7 +23,7 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
     tasks: str = ""
     """Creation time of the stream of tasks; empty: unknown."""
     last_task: int = 0
-    """The greatest sequence that is known of it: of this learner's own tasks, and of all at the last check."""
+    """Greatest known sequence of the stream of tasks: of this learner's own, and of all at the last check."""
     num_losses: int = 0
     """Losses that were noticed before."""
 

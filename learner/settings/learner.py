@@ -51,7 +51,7 @@ SHARED_SETTINGS = {
 }
 """Settings that learners of one run have in common, because they dispatch the same tasks."""
 TASK_LIMITS = {"max_attempts", "rollout_timeout_seconds", "sampling_params"}
-"""Those of them that say how a task is run: the only learner of a run may go on with others."""
+"""Settings that say how a task is run, and not which tasks there are: the only learner of a run may change them."""
 REPLACED_PER_GROUP = 10
 """Groups without signal that are replaced for each group of a step, where the user gave no number."""
 GROUPS_ONE_BY_ONE = 10

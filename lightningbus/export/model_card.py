@@ -74,7 +74,7 @@ class CardFacts:
     base_digest: str = ""
     """Digest of the base model's files that the export used; empty: not known."""
     recorded_base_digest: str = ""
-    """The same as training started; empty: not on record."""
+    """Digest of the base model's files as training started; empty: not on record."""
     task_digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the tasks, by what they are for."""
     agents: Sequence[str] = ()
@@ -120,8 +120,8 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
     """Return rows of what is on record of the training."""
     rows = {"state": "revoked: nodes do not serve it"} if facts.is_revoked else {}
     if facts.learner:
-        rows["algorithm"] = LearnerSettings.model_validate(facts.learner).algorithm.adv_estimator
-        rows["seed"] = str(LearnerSettings.model_validate(facts.learner).seed)
+        learner = LearnerSettings.model_validate(facts.learner)
+        rows |= {"algorithm": learner.algorithm.adv_estimator, "seed": str(learner.seed)}
     if facts.agents:
         rows["agent"] = ", ".join(f"`{agent}`" for agent in facts.agents)
     if facts.results is not None and facts.results.rollouts:
@@ -202,7 +202,7 @@ def _settings(facts: CardFacts) -> list[str]:
     changed.get("weights", {}).pop("canary", None)
     return [
         "## Settings",
-        "Those of the learner that differ from the defaults, as they were at last.",
+        "Those of the learner that differ from the defaults, at the end of training.",
         _code(changed),
         *history,
     ]

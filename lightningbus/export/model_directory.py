@@ -88,7 +88,8 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
         _check_unchanged(base_model, base_files)
     base = read_base_model(base_model, request.base_name)
     results = _read_results(source, request)
-    manifest = await _select_version(WeightRegistry(source.bus, model), model, request, results)
+    registry = WeightRegistry(source.bus, model)
+    manifest = await _select_version(registry, model, request, results)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
     if request.is_best and not _is_better_than_start(manifest.version, results, model):
@@ -122,7 +123,7 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
         facts = CardFacts(
             manifest,
             base,
-            is_revoked=is_revoked(await WeightRegistry(source.bus, model).refresh(), manifest.version),
+            is_revoked=is_revoked(await registry.refresh(), manifest.version),
             is_adapter=request.is_adapter,
             learner=learner,
             results=results,
@@ -257,10 +258,11 @@ def _read_task_digests(source: RunBus, model: str) -> dict[str, str]:
 def _list_agents(source: RunBus) -> list[str]:
     """List the entrypoints or commands of the run's agents, each once; a path of this machine by its name alone."""
     directory = source.directory
-    roles = [path.stem for path in (directory.path / "work").glob("runner-*.json")] if directory is not None else []
+    if directory is None:
+        return []
     agents: dict[str, None] = {}
-    for role in sorted(roles):
-        settings = directory.read_settings(role) if directory is not None else {}
+    for role in sorted(path.stem for path in (directory.path / "work").glob("runner-*.json")):
+        settings = directory.read_settings(role)
         command = [Path(word).name if word.startswith("/") else word for word in settings.get("command") or []]
         agents[str(settings.get("entrypoint") or shlex.join(command))] = None
     return [each for each in agents if each]

@@ -100,7 +100,7 @@ def test_a_label_gives_no_results_of_other_agents_or_tasks(tmp_path: Path) -> No
     def conditions(num_tasks: int, **options: Any) -> Sequence[str]:
         tasks = [TaskInput(str(number), {"question": number}) for number in range(num_tasks)]
         job = build_evaluation_job(RunDirectory(tmp_path / "b"), tasks, {"label": "p", **options})
-        return job.requests(job.request)["sampled"].id_parts
+        return job.build_requests(job.request)["sampled"].id_parts
 
     assert conditions(2) == conditions(2) == conditions(2, deadline=999.0, pass_reward=0.5) != ()
     different = [conditions(2), conditions(3), conditions(2, agent="other"), conditions(2, samples=3)]

@@ -109,7 +109,7 @@ def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(
 
 
 def test_a_checkpoint_goes_on_at_the_rate_of_the_settings(start: Callable[..., VerlTrainer], tmp_path: Path) -> None:
-    """Where they have changed since it was written; with the schedule where it was."""
+    """The settings may have changed since; the schedule goes on where it was."""
     trainer = start(**CHANGES)
     batch = batch_of(trainer, conversations(count=3))
     trainer.step(batch)

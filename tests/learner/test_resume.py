@@ -52,7 +52,7 @@ def test_a_first_start_is_version_0_of_epoch_1() -> None:
 
 
 def test_steps_are_made_again_by_the_settings_of_the_first_time() -> None:
-    """By others they would lead to other weights, under the numbers of versions that nodes have."""
+    """Other settings would lead to other weights, under the numbers of versions that nodes have."""
     before = SETTINGS.step_fields
     checkpoint = Path("c"), state(step_fields=before)
     records = [step(6, 0), step(7, 1)]

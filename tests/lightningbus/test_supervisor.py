@@ -68,7 +68,7 @@ async def test_a_child_that_dies_is_started_again_and_stopped_at_the_end(
 async def test_a_child_is_started_again_with_other_settings(
     bus: Bus, nats_url: str, tmp_path: Path, is_late: bool
 ) -> None:
-    """By a signal at which it ends by itself; also where it was killed before it had the signal."""
+    """A signal makes it end by itself. The new settings count too where it was killed before it had the signal."""
     program = tmp_path / "program"
     program.write_text(
         f"#!{sys.executable}\nimport json, pathlib, signal, sys\n"

@@ -40,7 +40,7 @@ async def evaluate_live(bus: Bus, client: Client, job: EvaluationJob) -> dict[st
                 serves = partial(is_serving, model=model, version=version)
                 await _wait_for_member(fleet, serves, f"node with version {version} of {model!r}", NODE_SECONDS)
             pinned = await pin_versions(bus, request, versions)
-            requests = job.requests(pinned)
+            requests = job.build_requests(pinned)
             await check_labels(bus, client, requests.values())
             return {name: await evaluate(bus, client, each, job.tasks) for name, each in requests.items()}
 

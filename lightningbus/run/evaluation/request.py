@@ -116,7 +116,7 @@ class EvaluationJob:
     versions: Mapping[str, int | None]
     """Pinned version of each model; None: the newest."""
 
-    def requests(self, pinned: RolloutRequest) -> dict[str, RolloutRequest]:
+    def build_requests(self, pinned: RolloutRequest) -> dict[str, RolloutRequest]:
         """Return the request of each sampling, with the versions that ``pinned`` has.
 
         The number of samples keeps rollouts of ``sampled`` apart. A greedy one has a single sample in any case.

@@ -59,7 +59,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A wish of a callback for other settings of a learner, from the next step on.
+    """Request of a callback for other settings of a learner, from the next step on.
 
     The learner ends its step, writes a checkpoint and starts again with them: no rollout is lost. That takes as long as
     loading the model, so change settings now and then, not in each step.
@@ -158,10 +158,10 @@ class CallbackCaller:
         for callback in self._callbacks:
             name, function = f"{type(callback).__name__}.{method}", getattr(callback, method)
             try:
-                wish = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
+                answer = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
             except Exception as error:  # code of the user's
                 raise UserError(f"callback {name} failed: {describe_error(error, function)}") from error
-            if isinstance(wish, Change):
-                await self._change(wish, name)
-            elif wish:
-                self.stop(f"{name}: {wish}")
+            if isinstance(answer, Change):
+                await self._change(answer, name)
+            elif answer:
+                self.stop(f"{name}: {answer}")

@@ -54,7 +54,7 @@ async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: boo
         async with all_pinned(registries, versions):
             pinned = await pin_versions(stack.bus, job.request, versions)
             stack.view.set_phase(f"tasks under {format_label(versions)}: {', then '.join(job.samplings)}")
-            results, requests = {}, job.requests(pinned)
+            results, requests = {}, job.build_requests(pinned)
             await check_labels(stack.bus, client, requests.values())
             for name, request in requests.items():
                 results[name] = await evaluate_once_served(stack, client, request, job.tasks)

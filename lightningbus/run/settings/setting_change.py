@@ -92,23 +92,15 @@ def find_first_steps(
         later = (
             step
             for model, step, settings in starts
-            if model == change.model and step >= last.get(model, 1) and has_fields(settings, change.learner)
+            if model == change.model
+            and step >= last.get(model, 1)
+            and pick_fields(settings, change.learner) == change.learner
         )
         first = next(later, None)
         if first is not None:
             last[change.model] = first
         noted.append(change.model_copy(update={"first_step": first}))
     return noted
-
-
-def has_fields(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    """Return whether settings have these values, level by level."""
-    return all(
-        has_fields(settings[name], value)
-        if isinstance(value, Mapping) and isinstance(settings.get(name), Mapping)
-        else settings.get(name) == value
-        for name, value in fields.items()
-    )
 
 
 def apply_changes(learners: Sequence[LearnerSettings], changes: Sequence[SettingChange]) -> list[LearnerSettings]:

@@ -196,8 +196,8 @@ def _decide(what: What, version: int | None, model: str | None, run: str | None,
             await releases.append_decision(what, which, actor=actor, reason=reason)
             return which, _describe_replaced(before, actor) if what in ("pinned", "unpinned") else ""
 
-    decided, replaced = run_async(work())
-    print(f"version {decided} is {what}{replaced}")
+    which, note = run_async(work())
+    print(f"version {which} is {what}{note}")
 
 
 def _describe_replaced(before: ReleaseState, actor: str) -> str:
