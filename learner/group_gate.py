@@ -41,28 +41,38 @@ class GroupGate:
     """Groups set aside since the last step."""
 
     async def set_aside(self, groups: GroupBuffer) -> None:
-        """Set ready groups without signal aside; raises `LearnerError` for an error in a user's function."""
-        if not self.settings.task_selection.replace_without_signal:
-            return
-        ready = {group.task_id: group for group in groups.ready}
-        self._admitted &= ready.keys()
-        for task, group in ready.items():
-            if task in self._admitted:
-                continue
-            if self._num_replaced >= self.settings.max_replaced_per_step:
+        """Drop ready groups that replace one of another learner, and set aside those without signal.
+
+        No ready group is left unchecked, also of those that end meanwhile. Raises `LearnerError` for an error in a
+        user's function.
+        """
+        self._admitted &= {group.task_id for group in groups.ready}
+        while True:
+            groups.drop(self.dispatcher.find_replacements_of_others(groups.ready))
+            unchecked = (group for group in groups.ready if group.task_id not in self._admitted)
+            group = next(unchecked, None)
+            if group is None or not self._can_replace:
                 return
             if await self._has_signal(group):
-                self._admitted.add(task)
-                continue
-            self._num_replaced += 1
-            if self._num_replaced == self.settings.max_replaced_per_step:
-                log.warning(
-                    "%d groups of a step are without signal: it trains further ones as they are", self._num_replaced
-                )
-            self.excluded.set_aside(group)
-            self.add_results([group])
-            self.dispatcher.remove([task])
-            await publish_without_signal(self.bus, self.settings, task, self._read_rewards(group))
+                self._admitted.add(group.task_id)
+            else:
+                await self._replace(group)
+
+    @property
+    def _can_replace(self) -> bool:
+        limit = self.settings.max_replaced_per_step
+        return self.settings.task_selection.replace_without_signal and self._num_replaced < limit
+
+    async def _replace(self, group: RolloutGroup) -> None:
+        self._num_replaced += 1
+        if self._num_replaced == self.settings.max_replaced_per_step:
+            log.warning(
+                "%d groups of a step are without signal: it trains further ones as they are", self._num_replaced
+            )
+        self.excluded.set_aside(group)
+        self.add_results([group])
+        self.dispatcher.remove([group.task_id])
+        await publish_without_signal(self.bus, self.settings, group.task_id, self._read_rewards(group))
 
     def add_results(self, groups: Iterable[RolloutGroup]) -> None:
         """Add the rewards of groups that are trained or set aside to the results of their tasks."""

@@ -188,7 +188,6 @@ class TrainingLoop:
         groups = self.consumer.groups
         if self.replay:
             return self.replay.take(groups)
-        groups.drop(self.dispatcher.find_replacements_of_others(groups.ready))
         await self.gate.set_aside(groups)
         return groups.pop_ready(self.settings.groups_per_step, self._choose)
 

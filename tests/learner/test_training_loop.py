@@ -10,12 +10,20 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from lightningbus.learner.accounting import ExcludedRollouts
 from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.groups import GroupBuffer
 from lightningbus.learner.settings.own_function import OwnFunction
 from lightningbus.learner.training_loop import TrainingLoop
 from tests.factories import group, rollout
 from tests.learner.conftest import builder_for, settings_for
 
+REPLACING = {
+    "tasks": "tasks.jsonl",
+    "group_size": 2,
+    "groups_per_step": 1,
+    "task_selection": {"replace_without_signal": True},
+}
 GROUP = group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))
 
 
@@ -58,3 +66,32 @@ async def test_an_error_in_a_users_own_loss_ends_the_learner(caplog: pytest.LogC
     with pytest.raises(LearnerError, match=r"^actor.policy_loss: mine:broken raised IndexError: no such call"):
         await make_loop({}, trainer=trainer)._train_on([GROUP], 0.0)
     assert 'raise IndexError("no such call")' in caplog.text
+
+
+def end_group(buffer: GroupBuffer, task: str, *rewards: float) -> None:
+    for sample, reward in enumerate(rewards):
+        buffer.add(rollout(task, sample, reward, samples=2), 0.0)
+
+
+async def test_groups_that_end_while_another_one_is_checked_are_checked_too() -> None:
+    settings, buffer = settings_for(Path("m"), **REPLACING), GroupBuffer(60.0, lambda rollout: True)
+    arrivals = [("of another learner", 0.0, 1.0), ("without signal", 0.0, 0.0)]
+
+    async def check(work: Callable[..., Any], *arguments: Any) -> Any:
+        """Check a group, while the group of another task ends."""
+        if arrivals:
+            end_group(buffer, *arrivals.pop())
+        return work(*arguments)
+
+    end_group(buffer, "first", 1.0, 1.0)
+    consumer, dispatcher = Mock(groups=buffer), Mock()
+    dispatcher.find_replacements_of_others = lambda ready: [
+        group.task_id for group in ready if group.task_id == "of another learner"
+    ]
+    loop = make_loop(
+        REPLACING, bus=AsyncMock(), consumer=consumer, dispatcher=dispatcher,
+        excluded=ExcludedRollouts(consumer, settings), in_thread=check,
+    )  # fmt: skip
+    loop.slow_groups = Mock(choose=lambda ready, closed: ready)
+    assert await loop._pop_groups() == []
+    assert not arrivals and not buffer.ready
