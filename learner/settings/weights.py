@@ -107,9 +107,9 @@ class WeightSettings(BaseModel):
         "saves more than half; 1: all whole",
     )
     keep_best: bool = Field(
-        default=False,
-        description="never delete the files of the version with the best held-out reward of a training job; `weights "
-        "export --best` writes it, also when the run has ended",
+        default=True,
+        description="keep the files of the version with the best held-out reward of a training job, however old; "
+        "`weights export --best` writes it, also when the run has ended",
     )
     canary: CanarySettings | None = Field(
         default=None, description="try each version on one node before the others load it; none: all load it at once"

@@ -113,7 +113,7 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
                     ) from error
                 raise UserError(
                     f"version {manifest.version} cannot be exported: {error}; `lightningbus weights list` says which "
-                    "versions can be, and `weights.keep_best: true` of the learner keeps the best one"
+                    "versions can be, and `keep_weight_versions` of the learner keeps more"
                 ) from error
             except (DeltaError, OSError, ValueError) as error:
                 raise UserError(f"version {manifest.version} cannot be exported: {error}") from error

@@ -16,7 +16,7 @@ BILLIONS = (0.49, 7.6, 32.8)
 DEFAULTS = {
     name: LearnerSettings.model_fields[name].default for name in ("keep_weight_versions", "keep_last_checkpoints")
 }
-FILES = DEFAULTS["keep_weight_versions"] + 2
+FILES = DEFAULTS["keep_weight_versions"] + 3
 CHECKPOINT_BYTES, FILE_BYTES = 14, 2
 STREAMS_BYTES = sum(stream.max_bytes or 0 for stream in STREAMS if stream.name != BUCKET)
 

@@ -127,7 +127,7 @@ def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     make = [installed, "-c", "import model; model.STEPS = 30; model.main()"]
     subprocess.run(make, cwd=project, env=of_a_stranger(installed), check=True, timeout=SECONDS)
     settings = yaml.safe_load((project / "run.yaml").read_text())
-    settings["learner"] |= {"max_steps": 2, "groups_per_step": 2, "group_size": 4, "weights": {"keep_best": True}}
+    settings["learner"] |= {"max_steps": 2, "groups_per_step": 2, "group_size": 4}
     settings["eval"] |= {"every": 1, "sampling": ["greedy"]}
     heldout = (project / "heldout.jsonl").read_text().splitlines(keepends=True)
     (project / "heldout.jsonl").write_text("".join(heldout[:4]))

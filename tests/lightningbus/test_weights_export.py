@@ -291,7 +291,7 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
     card = (tmp_path / "best" / "README.md").read_text()
     assert "| 1 | sampled | 0.7000 |" in card and "mean reward" in card and "accuracy" not in card
     refused = await export("--run", run.directory, 2, tmp_path / "gone", code=2)
-    assert "version 2 cannot be exported: " in refused.stderr and "weights.keep_best: true" in refused.stderr
+    assert "version 2 cannot be exported: " in refused.stderr and "keep_weight_versions" in refused.stderr
     refused = await export("--run", run.directory, 2, tmp_path / "gone", "--best", code=2)
     assert "give a version or --best, not both" in refused.stderr and not (tmp_path / "gone").exists()
 
