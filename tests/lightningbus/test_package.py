@@ -1,6 +1,7 @@
 """The distributions: built without a warning, complete, and enough to work with from an empty directory."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -250,6 +251,13 @@ def test_the_installed_package_trains_a_first_project(installed: Path, project: 
     steps = run(installed, "query", "--json", "SELECT count() AS n FROM training_steps", directory=project)
     assert yaml.safe_load(steps)[0]["n"] == 2
     assert (project / "runs" / "first" / "results.json").exists()
+
+
+def test_all_that_lies_in_the_directory_of_a_run_is_documented(project: Path) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (table,) = re.findall(r"### What lies in `runs/NAME`\n\n(.+?)\n\n", page, re.S)
+    documented = {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert {each.name for each in (project / "runs" / "first").iterdir()} <= documented
 
 
 def test_the_installed_package_exports_the_best_version(installed: Path, project: Path) -> None:

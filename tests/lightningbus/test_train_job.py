@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
 from lightningbus.run.preflight.job_checks import TrainJob, parse_job
 from lightningbus.run.processes.stack import up
 from lightningbus.run.processes.steps_left import check_steps_left
+from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256
 from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record
@@ -260,6 +262,7 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
 
     assert resume() == []
     assert resume({"every": 5, "deadline": 9}, max_steps=400, checkpoint_interval=7) == []
+    assert resume(weights={"keep_best": False}) == []
     (change,) = resume(actor={"optim": {"lr": 1e-3}}, max_staleness=3)
     assert change.learner == {"actor": {"optim": {"lr": 1e-3}}, "max_staleness": 3}
     assert (change.model, change.first_step) == ("policy", None)
@@ -274,6 +277,30 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
     (tmp_path / "heldout.jsonl").write_text('{"id": "another", "input": 1}\n')
     with pytest.raises(UserError, match=r"eval\.tasks holds other tasks than before"):
         check_resumable(directory, describe_job(job.learners, job.eval), 100)
+
+
+def test_a_job_that_was_moved_with_its_model_is_resumed_there(tmp_path: Path) -> None:
+    """Other files of the model, or checkpoints outside the run's directory, are no move."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    _, job = job_of(before)
+    (before / "model" / "config.json").write_text("{}")
+    directory = before / "runs" / "small"
+    directory.mkdir(parents=True)
+    write_record(directory, describe_job(job.learners, job.eval))
+    record_base_models(directory, job.learners)
+    shutil.move(before, after)
+
+    def resume(**learner: Any) -> list[SettingChange]:
+        _, job = job_of(after, **learner)
+        return check_resumable(after / "runs" / "small", describe_job(job.learners, job.eval), job.learner.max_steps)
+
+    assert resume() == []
+    with pytest.raises(UserError, match=r"learner\.checkpoint_dir was "):
+        resume(checkpoint_dir=after / "checkpoints")
+    (after / "model" / "config.json").write_text('{"hidden_size": 4}')
+    with pytest.raises(UserError, match=r"learner\.model_path was "):
+        resume()
 
 
 def test_a_finished_job_is_resumed_for_more_steps_only(tmp_path: Path) -> None:

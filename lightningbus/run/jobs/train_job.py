@@ -78,14 +78,13 @@ async def run(
     with directory.reserved():
         await _check(settings)
         with directory.opened(fresh=not resume):
+            write_record(directory.path, description)
             if not resume:
-                write_record(directory.path, description)
                 record_base_models(directory.path, job.learners)
-            elif changes:
+            if changes:
                 for change in changes:
                     console().print(f"{change.reason}: {json.dumps(change.learner)}", style="dim", highlight=False)
                 keep_changes(directory.path, changes)
-                write_record(directory.path, description)
             record_settings(directory, settings)
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:

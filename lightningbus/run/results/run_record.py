@@ -11,6 +11,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.loss_parts import TeacherList
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.steps_left import describe_no_steps_left
+from lightningbus.run.results.base_files import describe_files, read_base_files
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -59,6 +60,7 @@ def describe_job(
                 each.model_dump(mode="json", exclude=set(TaskSource.model_fields)) for each in learner.task_sets
             ],
             "teacher": _describe_teachers(learner),
+            "weights": learner.weights.model_dump(mode="json", exclude={"keep_best", "full_interval"}),
         }
     if prompts is not None:
         job["optimize"] = _without("optimize", prompts.model_dump(mode="json")) | {
@@ -125,10 +127,11 @@ def _without(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_record(directory: Path, job: Mapping[str, Any]) -> None:
-    """Write the record of a new job."""
-    path = directory / RECORD
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(job, indent=2))
+    """Write the record of a job, unless it is there already: `identify_record` tells a new file from the former."""
+    if _read_record(directory) != job:
+        path = directory / RECORD
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(job, indent=2))
 
 
 def identify_record(directory: Path) -> tuple[int, int] | None:
@@ -156,6 +159,8 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
     for path, before, now in find_differences(record, job):
         if path.startswith(SUITE) and path.count(".") == 2:  # a suite was added or left out
             continue
+        if _has_moved(directory, path, before, now, job):
+            continue
         if (change := _find_change(path)) is not None:
             section, names = change
             _put(changed.setdefault(section, {}), names, now)
@@ -177,6 +182,18 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
         )
         for section, fields in changed.items()
     ]
+
+
+def _has_moved(directory: Path, path: str, before: Any, now: Any, job: Mapping[str, Any]) -> bool:
+    """Whether a setting names another place of the same: the project was moved or copied."""
+    section, _, name = path.rpartition(".")
+    match name:
+        case "model_path":
+            files = read_base_files(directory, job[section]["model"])
+            return bool(files) and files == describe_files(Path(now))
+        case "checkpoint_dir":  # it lies in the run's directory, and has moved with that
+            return Path(now).is_relative_to(directory.resolve()) and Path(before).name == Path(now).name
+    return False
 
 
 def _find_change(path: str) -> tuple[str, list[str]] | None:
