@@ -38,7 +38,8 @@ def _row(parameter: Any) -> str:
         names = f"`{str(parameter.name).upper()}`"
     default = parameter.default
     is_shown = isinstance(parameter, TyperOption) and not callable(default) and default not in (None, False, "", ())
-    return f"| {names} | {f'`{default}`' if is_shown else ''} | {_plain(parameter.help or '')} |"
+    stated = f"`{default}`" if is_shown else "required" if parameter.required else ""
+    return f"| {names} | {stated} | {_plain(parameter.help or '')} |"
 
 
 def _plain(text: str) -> str:

@@ -150,12 +150,10 @@ def _count(learner: "LearnerSettings") -> int:
     """Return the number of demonstrations or pairs; raise `UserError` for data that cannot be trained on."""
     from lightningbus.learner.demonstration_files import read_demonstrations
     from lightningbus.learner.preference_files import read_preferences
-    from lightningbus.run.settings.hub_models import describe_missing_model, is_hub_name
+    from lightningbus.run.settings.hub_models import describe_missing_model, has_model
 
-    if not (learner.model_path / "config.json").exists():
-        if not learner.model_path.is_dir() and is_hub_name(str(learner.model_path)):
-            raise UserError(f"model_path: {describe_missing_model(learner.model_path)}")
-        raise UserError(f"model_path: {learner.model_path} holds no model (no config.json)")
+    if not has_model(learner.model_path):
+        raise UserError(f"model_path: {describe_missing_model(learner.model_path)}")
     try:
         with redirect_stdout(sys.stderr):
             return len(read_demonstrations(learner) if learner.supervised is not None else read_preferences(learner))

@@ -1,6 +1,7 @@
 """The README.md of an exported model. Pure."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,8 +18,13 @@ from lightningbus.store.reports.interval import estimate_interval
 
 CARD = "README.md"
 LICENSE_OF_BASE = "that of the base model"
-SERVE = "python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} --port 8000"
+SERVE = """\
+python -m vllm.entrypoints.openai.api_server --model . --served-model-name {name} --dtype {dtype} --port 8000
+"""
 """The server by its module: the CPU build of vLLM has no working `vllm` program."""
+ASK = """\
+curl http://127.0.0.1:8000/v1/{path} --json {body}
+"""
 LOAD = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,6 +46,7 @@ inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, ret
 TEXT = """\
 inputs = tokenizer(QUESTION, return_tensors="pt")
 """
+MEMORY = "On a CPU, vLLM wants 92 % of the memory to be free; `--gpu-memory-utilization 0.4` takes less."
 TEMPERATURE = (
     "The server samples as `generation_config.json` says unless a request says otherwise. Evaluations named greedy are "
     'at `"temperature": 0`.'
@@ -106,14 +113,20 @@ def render_card(facts: CardFacts) -> str:
     parts = [
         f"---\n{yaml.safe_dump(_metadata(facts), sort_keys=False)}---",
         f"# {manifest.run_id}, version {manifest.version}",
-        f"Weight version {manifest.version} of run `{manifest.run_id}`, trained by reinforcement learning "
-        f"with lightningbus from `{facts.base.name}`.",
+        _describe_origin(facts),
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]),
         *_results(facts),
         *_usage(facts),
         *_settings(facts),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _describe_origin(facts: CardFacts) -> str:
+    version, run, base = facts.manifest.version, facts.manifest.run_id, facts.base.name
+    if version == 0:
+        return f"Weight version 0 of run `{run}` of lightningbus: the model `{base}` before the first training step."
+    return f"Weight version {version} of run `{run}`, trained with lightningbus from `{base}`."
 
 
 def _provenance(facts: CardFacts) -> dict[str, str]:
@@ -151,8 +164,14 @@ def _metadata(facts: CardFacts) -> dict[str, object]:
         "pipeline_tag": "text-generation",
         **(of_hub if facts.base.is_on_hub else {}),
         **facts.base.license,
-        "tags": ["lightningbus", "reinforcement-learning"],
+        "tags": ["lightningbus", *(["reinforcement-learning"] if _has_rewards(facts.learner) else [])],
     }
+
+
+def _has_rewards(learner: Mapping[str, Any]) -> bool:
+    """Whether the learner trains on rewards, as far as its settings are known."""
+    settings = LearnerSettings.model_validate(learner) if learner else None
+    return settings is None or bool(settings.groups_per_step and settings.loss_weights.rl)
 
 
 def _results(facts: CardFacts) -> list[str]:
@@ -162,8 +181,10 @@ def _results(facts: CardFacts) -> list[str]:
     rows = [_row(each) for each in evaluations if each.version in (first, facts.manifest.version)]
     if not rows:
         return []
+    is_measured = any(each.version == facts.manifest.version for each in evaluations)
+    notes = [] if is_measured else [f"Version {facts.manifest.version} itself was not evaluated."]
     table = ["| version | answers | mean reward | standard error | tasks |", "|---|---|---|---|---|", *rows]
-    return ["## Results", "Rewards of evaluations, on the tasks that the run held out.", "\n".join(table)]
+    return ["## Results", "Rewards of evaluations, on the tasks that the run held out.", "\n".join(table), *notes]
 
 
 def _row(evaluation: Evaluation) -> str:
@@ -180,8 +201,19 @@ def _usage(facts: CardFacts) -> list[str]:
     asks = "It asks the first training task." if facts.question else "Its question is any: the tasks are not here."
     parts = ["## Use it", f"In this directory. {asks}", f"```python\n{load}{question}{GENERATE}```"]
     if not facts.is_adapter:
-        parts += [f"Or with vLLM's server:\n\n```sh\n{SERVE.format(model='.', dtype=facts.dtype)}\n```", TEMPERATURE]
+        serve = SERVE.format(name=facts.manifest.run_id, dtype=facts.dtype)
+        parts += [f"Or with vLLM's server:\n\n```sh\n{serve}```", MEMORY]
+        parts += [f"From another terminal:\n\n```sh\n{_render_request(facts)}```", TEMPERATURE]
     return parts
+
+
+def _render_request(facts: CardFacts) -> str:
+    """Render a greedy request for vLLM's server that asks what the program asks."""
+    question = facts.question or GENERIC_QUESTION
+    asks = {"messages": [{"role": "user", "content": question}]} if facts.has_chat_template else {"prompt": question}
+    body = {"model": facts.manifest.run_id, **asks, "max_tokens": 16, "temperature": 0}
+    path = "chat/completions" if facts.has_chat_template else "completions"
+    return ASK.format(path=path, body=shlex.quote(json.dumps(body)))
 
 
 def _settings(facts: CardFacts) -> list[str]:

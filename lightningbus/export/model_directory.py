@@ -197,16 +197,16 @@ def _is_better_than_start(version: int, results: Results | None, model: str) -> 
 def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, object]) -> Path:
     """Find the directory with configuration and tokenizer."""
     node = source.directory.read_settings("inference-0") if source.directory is not None else {}
-    recorded = learner.get("model_path") or node.get("model_path")
-    if request.base_model is None and recorded is None:
-        raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
-    path = request.base_model or Path(str(recorded))
+    recorded = request.base_model or learner.get("model_path") or node.get("model_path")
+    path = Path(str(recorded)) if recorded is not None else None
     if request.base_model is None and source.directory is not None:  # the path may be relative to where it was started
         try:
             path = read_model_path(source.directory.path, str(learner.get("model", ""))) or path
         except UserError as error:
             raise UserError(f"{error}; give --base-model DIRECTORY") from error
-        path = _find_in_copy(source.directory.path, path)
+        path = _find_in_copy(source.directory.path, path) if path is not None else None
+    if path is None:
+        raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no model (no config.json): give --base-model DIRECTORY")
     return path

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas
 import pytest
+from matplotlib import pyplot
 
 import lightningbus as lb
 from lightningbus.bus.client import Bus
@@ -35,7 +36,10 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         assert curve.training.column("version") == list(range(6)) and "data:image/png;base64," in curve._repr_html_()
         brief = session.reward_curve(reward="brief")
         assert brief.training.column("mean_reward") != curve.training.column("mean_reward")
-        assert "mean brief ±" in brief.plot().get_ylabel() and repr(brief).startswith("brief of run first")
+        axes = brief.plot()
+        assert "mean brief ±" in axes.get_ylabel() and axes.figure.number in pyplot.get_fignums(), "a notebook shows it"
+        pyplot.close(axes.figure)
+        assert repr(brief).startswith("brief of run first")
         assert session.rollouts(outcome="ok", limit=1)[0]["rewards"].keys() == {"brief", "correct"}
         empty = session.rollouts(run="second")
         assert set(failed.columns) == set(empty.columns) and list(empty.df()["reward"]) == []

@@ -98,7 +98,7 @@ async def test_each_command_of_the_page_runs(run: Path) -> None:
     def read(words: list[str]) -> str:
         return (run / f"{words[0]}.log").read_text()
 
-    assert "version 0 is in my-model" in finish(start(export), export)
+    assert " is in my-model" in finish(start(export), export)
     port = str(free_port())
     server = start([word.replace("8000", port) for word in serve])
     try:

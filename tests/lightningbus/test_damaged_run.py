@@ -125,7 +125,10 @@ DAMAGES: dict[str, tuple[Damage, dict[tuple[str, ...], str]]] = {
     ),
     "keys": (remove("credentials"), {EXPORT: "the keys of run 'small' are gone", REVOKE: "the keys of run 'small'"}),
     "keys of a role": (remove("credentials/inference"), {EXPORT: "has no credentials for role inference"}),
-    "settings": (remove("work"), {LISTED: "it lacks work", EXPORT: "give --base-model DIRECTORY", QUERY: WELL}),
+    "settings": (remove("work"), {LISTED: "it lacks work", EXPORT: WELL, QUERY: WELL}),
+    "settings and record": (
+        remove("work", "job.json"), {LISTED: "it lacks work", EXPORT: "give --base-model DIRECTORY"},
+    ),
     "all but the logs and the store": (
         remove("bus", "work", "checkpoints", "*.json", "credentials"),
         {LISTED: "it lacks bus, checkpoints, work", EXPORT: "has no bus of its own", REPORT: WELL},
@@ -181,7 +184,7 @@ def test_a_decision_about_an_ended_run_needs_its_name_and_is_kept(place: Path) -
     assert invoke(*REVOKE) == "0: version 0 is revoked\n"
     assert "version 0 is revoked: give --force" in invoke("weights", "export", "--run", "small", "0", "out")
     assert invoke("weights", "approve", "0", "--run", "small") == "0: version 0 is approved\n"
-    assert "version 0 is in out" in invoke(*EXPORT)
+    assert " is in out\n" in invoke(*EXPORT)
 
 
 def test_a_half_deleted_run_can_be_deleted(place: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_run_file_gives_what_flags_leave_open(tmp_path: Path) -> None:
         ([], "give a file of pairs, or --run with the run whose rollouts to train on"),
         (["pairs.jsonl", "--run", "first"], "give a file of pairs, or --run"),
         (["pairs.jsonl"], "the model to train is not known"),
-        (["pairs.jsonl", "--model-path", "nowhere"], "model_path: nowhere holds no model"),
+        (["pairs.jsonl", "--model-path", "nowhere"], "model_path: nowhere is no model: there is no such directory"),
         (["pairs.jsonl", "--model-path", "nowhere", "--beta", "0"], "preferences.beta"),
         (["pairs.jsonl", "--resume"], "--resume goes on with the data and settings of its start"),
         (["--resume"], "runs/dpo holds no training on pairs to resume"),

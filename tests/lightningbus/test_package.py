@@ -265,7 +265,7 @@ def test_the_installed_package_exports_the_best_version(installed: Path, project
     evaluations = [(each["mean_reward"], each["version"]) for each in results["evaluations"]]
     listed = yaml.safe_load(run(installed, "weights", "list", "--json", "--run", "first", directory=project))
     assert {each["version"]: each["exportable"] for each in listed} == dict.fromkeys((2, 1, 0), "yes")
-    assert f"version {max(evaluations)[1]} is in best" in run(
+    assert f"version {max(evaluations)[1]} of run first is in best" in run(
         installed, "weights", "export", "--best", "best", directory=project
     )
     assert (project / "best" / "model.safetensors").exists()

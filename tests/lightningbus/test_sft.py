@@ -55,7 +55,7 @@ def test_flags_win_over_a_run_file_and_rollouts_are_left_out(tmp_path: Path) -> 
         ([], "give a file of chats, or --run with the run whose rollouts to train on"),
         (["chats.jsonl", "--run", "first"], "give a file of chats, or --run"),
         (["chats.jsonl"], "the model to train is not known"),
-        (["chats.jsonl", "--model-path", "nowhere"], "model_path: nowhere holds no model"),
+        (["chats.jsonl", "--model-path", "nowhere"], "model_path: nowhere is no model: there is no such directory"),
         (["chats.jsonl", "--resume"], "--resume goes on with the data and settings of its start"),
         (["--resume"], "runs/sft holds no supervised training to resume"),
         (["chats.jsonl", "--name", "a b"], "--name: 'a b' is not a name"),
@@ -133,7 +133,7 @@ def train_with_a_stop(directory: Path, name: str, path: Path, model: Path) -> No
         cwd=directory, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("version 20 is in trained")
+    assert done.stdout.strip().endswith("is in trained")
 
 
 async def _until_there(path: Path, process: "subprocess.Popen[str]") -> None:

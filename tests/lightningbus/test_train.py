@@ -109,7 +109,7 @@ def run_printed_export(printed: str, directory: Path) -> None:
     (command_line,) = re.findall("export the model: lightningbus (.*)", printed)
     arguments = shlex.split(command_line)
     exported = run_command(*arguments, cwd=directory)
-    assert exported.stdout == f"version {STEPS} is in {arguments[-1]}\n"
+    assert exported.stdout == f"version {STEPS} of run small is in {arguments[-1]}\n"
     assert (directory / arguments[-1] / "model.safetensors").is_file()
     shutil.rmtree(directory / arguments[-1])
 

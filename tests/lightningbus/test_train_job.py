@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,16 @@ from lightningbus.run.preflight.job_checks import TrainJob, parse_job
 from lightningbus.run.processes.stack import up
 from lightningbus.run.processes.steps_left import check_steps_left
 from lightningbus.run.results.base_files import record_base_models
+from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256
-from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record
+from lightningbus.run.results.run_record import (
+    check_resumable,
+    describe_job,
+    find_differences,
+    identify_record,
+    write_record,
+)
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -44,6 +52,7 @@ from tests.store.conftest import prepared
 
 def job_of(directory: Path, heldout: dict[str, Any] | None = None, **learner: Any) -> tuple[RunSettings, TrainJob]:
     (directory / "model").mkdir(exist_ok=True)
+    (directory / "model" / "config.json").touch()
     for name in ("train", "heldout"):
         (directory / f"{name}.jsonl").write_text(json.dumps({"id": name, "input": 1}) + "\n")
     settings = RunSettings(
@@ -246,6 +255,14 @@ def test_a_round_that_ends_takes_the_place_of_itself() -> None:
     assert put_round(rounds, a_round(4)) == [a_round(0), a_round(4)]
 
 
+def test_the_best_of_equal_versions_is_the_better_one_in_the_other_evaluations() -> None:
+    sampled = [evaluation("sampled", version, reward) for version, reward in ((1, 0.7), (2, 0.6))]
+    greedy = [evaluation("greedy", version, reward) for version, reward in ((1, 0.9), (2, 0.9), (3, 0.9), (4, 0.1))]
+    best = [find_best(each) for each in (greedy + sampled, greedy)]
+    assert [each.version for each in best if each is not None] == [1, 3]
+    assert find_best(greedy, "sampled") is find_best([]) is None
+
+
 def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Path) -> None:
     _, job = job_of(tmp_path)
     directory = tmp_path / "runs" / "small"
@@ -279,16 +296,32 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
         check_resumable(directory, describe_job(job.learners, job.eval), 100)
 
 
+def test_a_resume_after_a_change_by_a_callback_records_the_settings_in_force(tmp_path: Path) -> None:
+    settings, job = job_of(tmp_path)
+    directory = tmp_path / "runs" / "small"
+    directory.mkdir(parents=True)
+    write_record(directory, describe_job(job.learners, job.eval))
+    results = Results.begin(settings, job.learners, job.eval, None)
+    by_callback = {"actor": {"optim": {"lr": 8e-4}}}
+    results.changes = [
+        SettingChange(model="policy", learner=by_callback, reason="faster", changed_at=datetime.now(UTC))
+    ]
+    results.write(directory)
+    _, job = job_of(tmp_path, actor={"optim": {"lr": 1e-4}})
+    (change,) = check_resumable(directory, describe_job(job.learners, job.eval), job.learner.max_steps)
+    assert (change.before, change.learner) == (by_callback, {"actor": {"optim": {"lr": 1e-4}}})
+
+
 def test_a_job_that_was_moved_with_its_model_is_resumed_there(tmp_path: Path) -> None:
     """Other files of the model, or checkpoints outside the run's directory, are no move."""
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     _, job = job_of(before)
-    (before / "model" / "config.json").write_text("{}")
     directory = before / "runs" / "small"
     directory.mkdir(parents=True)
     write_record(directory, describe_job(job.learners, job.eval))
     record_base_models(directory, job.learners)
+    record = identify_record(directory)
     shutil.move(before, after)
 
     def resume(**learner: Any) -> list[SettingChange]:
@@ -301,6 +334,9 @@ def test_a_job_that_was_moved_with_its_model_is_resumed_there(tmp_path: Path) ->
     (after / "model" / "config.json").write_text('{"hidden_size": 4}')
     with pytest.raises(UserError, match=r"learner\.model_path was "):
         resume()
+    _, job = job_of(after)
+    write_record(after / "runs" / "small", describe_job(job.learners, job.eval))
+    assert identify_record(after / "runs" / "small") == record, "it is the same job, which began when it did"
 
 
 def test_a_finished_job_is_resumed_for_more_steps_only(tmp_path: Path) -> None:

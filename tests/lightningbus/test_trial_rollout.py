@@ -216,13 +216,17 @@ async def test_an_external_endpoint_is_not_asked_but_its_key_has_to_be_there(
         await try_one(tmp_path, entrypoint="agent:asks_a_judge", endpoints=endpoints)
 
 
-async def test_every_model_of_the_job_answers_and_a_reward_that_is_missing_is_a_warning(tmp_path: Path) -> None:
-    line, warning = await try_one(tmp_path, ROLES, entrypoint="agent:asks_roles")
-    assert "3 model calls, reward 1," in line
-    assert warning == (
-        "warning: learners.1.reward: 'checker' is trained on the reward 'chekcer', which the agent did not give; "
+async def test_every_model_of_the_job_answers_and_a_mistyped_reward_is_refused(tmp_path: Path) -> None:
+    sentence = (
+        "learners.1.reward: 'checker' is trained on the reward 'chekcer', which the agent did not give; "
         "did you mean 'checker'?"
     )
+    with pytest.raises(UserError) as refused:
+        await try_one(tmp_path, ROLES, entrypoint="agent:asks_roles")
+    assert str(refused.value) == sentence
+    wanted = [replace(each, name="checker") for each in ROLES.wanted_rewards]
+    (line,) = await try_one(tmp_path, replace(ROLES, wanted_rewards=wanted), entrypoint="agent:asks_roles")
+    assert "3 model calls, reward 1," in line
 
 
 def test_rewards_that_were_given_are_listed_and_no_warning_is_made_of_those() -> None:

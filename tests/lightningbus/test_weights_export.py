@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -146,7 +147,7 @@ async def test_a_stopped_run_gives_its_versions_to_the_byte(tmp_path: Path, mode
     async with run.up("admin") as bus:
         await WeightRegistry(bus, "policy").append_decision("revoked", 2, actor="test", reason="it swears")
 
-    assert "version 1 is in" in (await export("--run", run.directory, tmp_path / "newest")).stdout
+    assert "version 1 of run small is in" in (await export("--run", run.directory, tmp_path / "newest")).stdout
     assert (tmp_path / "newest" / "model.safetensors").read_bytes() == run.files[1].read_bytes()
     refused = await export("--run", run.directory, 2, tmp_path / "revoked", code=2)
     assert "version 2 is revoked: give --force" in refused.stderr and not (tmp_path / "revoked").exists()
@@ -161,6 +162,8 @@ async def test_a_stopped_run_gives_its_versions_to_the_byte(tmp_path: Path, mode
     torch.testing.assert_close(loaded.lm_head.weight, load_file(run.files[1])["model.embed_tokens.weight"])
     assert AutoTokenizer.from_pretrained(tmp_path / "newest").convert_tokens_to_ids("w7") == 7
     card = (tmp_path / "newest" / "README.md").read_text()
+    (request,) = re.findall(r"^curl \S+/v1/completions --json (.+)$", card, re.M)
+    assert json.loads(shlex.split(request)[0])["model"] == "small" and "--served-model-name small " in card
     assert "| run | `small` |" in card and "| version | 1 |" in card and str(tmp_path) not in card
 
 
@@ -282,7 +285,7 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
     assert {row["version"]: row["exportable"] for row in rows} == {
         4: "yes", 3: "yes", 2: "no: its files have expired", 1: "yes", 0: "no: its files have expired",
     }  # fmt: skip
-    assert "version 1 is in" in (await export("--run", run.directory, "--best", tmp_path / "best")).stdout
+    assert "version 1 of run small is in" in (await export("--run", run.directory, "--best", tmp_path / "best")).stdout
     assert (
         "| held-out reward, sampled | 0.7000 (95 % interval 0.5040 to 0.8960, 2 tasks) |"
         in (tmp_path / "best" / "README.md").read_text()
@@ -321,7 +324,10 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     ]
     run.add_evaluation("greedy", 0, 0.5)
     best = await export("--run", run.directory, "--best", tmp_path / "best")
-    assert "version 0 is in" in best.stdout and "no trained version has a higher held-out reward" in caplog.text
+    assert (
+        "version 0 of run small is in" in best.stdout
+        and "no trained version has a higher held-out reward" in caplog.text
+    )
     card = (tmp_path / "best" / "README.md").read_text()
     assert (
         json.dumps('why "so" {x}?') in card
@@ -340,7 +346,10 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     (base / "tokenizer.json").write_text("{}")
     refused = await export("--run", run.directory, tmp_path / "other", code=2)
     assert "is not the model that training started from: tokenizer.json changed since" in refused.stderr
-    assert "version 0 is in" in (await export("--run", run.directory, tmp_path / "kept", "--base-model", model)).stdout
+    assert (
+        "version 0 of run small is in"
+        in (await export("--run", run.directory, tmp_path / "kept", "--base-model", model)).stdout
+    )
     await export("--run", run.directory, tmp_path / "forced", "--force")
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": "of another project"}\n')
     await export("--run", run.directory, tmp_path / "elsewhere", "--force")
@@ -383,6 +392,7 @@ async def test_a_card_has_base_licence_data_type_versions_and_a_program_that_run
     for name, number in read_versions().items():
         assert f"{name} {number}" in card
     assert str(tmp_path) not in card and "vllm serve" not in card
+    assert "the model `somebody/small` before the first training step" in card and "was not evaluated" not in card
     (program,) = re.findall(r"```python\n(.*?)```", card, re.S)
     run_program(program, directory)
 

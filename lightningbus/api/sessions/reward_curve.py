@@ -26,6 +26,8 @@ WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY model, evaluation, ver
 """
 NAMED_POINTS = "(SELECT * FROM reward_by_name WHERE name = {reward:String})"
 NAMES = "SELECT DISTINCT name FROM reward_by_name WHERE run_id = {run_id:String} ORDER BY name"
+FIGURE: Mapping[str, Any] = {"figsize": (7, 3.6), "layout": "constrained"}
+"""Size in inches and layout of a picture."""
 MARKERS = ("D", "o", "s", "^", "v")
 
 
@@ -70,9 +72,9 @@ class RewardCurve:
         """
         require_package("matplotlib", "notebook")
         if axes is None:
-            from matplotlib.figure import Figure
+            from matplotlib import pyplot
 
-            axes = Figure(figsize=(7, 3.6), layout="constrained").subplots()
+            _, axes = pyplot.subplots(**FIGURE)  # a notebook shows it
         for (model,), (versions, means, errors) in _series(merge_thin_points(map(dict, self.training)), "model"):
             low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
             axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
@@ -95,8 +97,12 @@ class RewardCurve:
         return f"{self.reward or 'reward'} of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
 
     def _repr_html_(self) -> str:
-        image = io.BytesIO()
-        self.plot().figure.savefig(image, format="png", dpi=110)
+        require_package("matplotlib", "notebook")
+        from matplotlib.figure import Figure
+
+        figure, image = Figure(**FIGURE), io.BytesIO()
+        self.plot(figure.subplots())
+        figure.savefig(image, format="png", dpi=110)
         data = base64.b64encode(image.getvalue()).decode()
         text = escape(f"{self.reward or 'reward'} of run {self.run}")
         evaluations = self.evaluations._repr_html_() if self.evaluations else ""

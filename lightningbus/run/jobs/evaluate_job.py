@@ -85,7 +85,7 @@ async def started(
     check_model_directories(settings)
     with RunDirectory(settings.runs / settings.name).lock(fresh=publishes_model) as directory:
         title = f"lightningbus evaluate · {settings.name}"
-        async with start_stack(directory, settings.bus, title, settings.policies) as stack:
+        async with start_stack(directory, settings.bus, title, settings.policies, is_evaluation=True) as stack:
             versions = {
                 model: 0 if publishes_model else await find_version(WeightRegistry(stack.bus, model), version)
                 for model, version in wanted.items()

@@ -9,7 +9,7 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.learner_checks import check_adapters
-from lightningbus.run.settings.hub_models import describe_missing_model
+from lightningbus.run.settings.hub_models import describe_missing_model, has_model
 from lightningbus.schemas.text import cut_at_word
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -57,10 +57,8 @@ def find_weights(path: Path) -> list[Path]:
 
 def make_empty_model(path: Path) -> tuple[Any, Any]:
     """Read a folder's configuration and create its language model on the meta device; raises `UserError`."""
-    if not path.is_dir():
+    if not has_model(path):
         raise UserError(describe_missing_model(path))
-    if not (path / "config.json").exists():
-        raise UserError(f"{path} holds no model: it has no config.json")
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -174,14 +174,18 @@ def _name_of(runner: RunnerSettings) -> str:
 
 
 def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:
-    """Yield a warning for each reward that a model is trained on and the agent did not give. Pure."""
+    """Yield a warning for each reward that a model is trained on and the agent did not give. Pure.
+
+    Raises `UserError` for one that is likely a typing error, as the agent gave another of a similar name.
+    """
     names = f"it gave: {', '.join(sorted(returned))}" if returned else "it gave none by name"
     for reward in wanted:
         if reward.name not in returned:
             near = suggest_name(reward.name, returned)
-            hint = near if near.startswith("did you mean") else names
             what = f"{reward.model!r} is trained on the reward {reward.name!r}, which the agent did not give"
-            yield f"warning: {reward.setting}: {what}; {hint}"
+            if near.startswith("did you mean"):
+                raise UserError(f"{reward.setting}: {what}; {near}")
+            yield f"warning: {reward.setting}: {what}; {names}"
 
 
 def find_untrained_calls(calls: Sequence[ModelCall], trained: Sequence[str]) -> Iterator[str]:

@@ -27,7 +27,8 @@ Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
 
 
 EX_TEMPFAIL = 75
-"""Exit code (EX_TEMPFAIL of sysexits.h) of a role that lost the bus: a supervisor starts it again and again."""
+"""Exit code (EX_TEMPFAIL of sysexits.h) of a role that has to start again, as it lost the bus. A supervisor does so,
+without end."""
 
 
 def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

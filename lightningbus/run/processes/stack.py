@@ -154,12 +154,23 @@ class LocalStack:
 
 @asynccontextmanager
 async def start_stack(
-    directory: RunDirectory, settings: BusSettings, title: str, policies: Sequence[str] = DEFAULT_POLICIES
+    directory: RunDirectory,
+    settings: BusSettings,
+    title: str,
+    policies: Sequence[str] = DEFAULT_POLICIES,
+    *,
+    is_evaluation: bool = False,
 ) -> AsyncIterator[LocalStack]:
     """Run bus, supervisor and view while the block runs; children are stopped in order at its end.
 
-    ``policies`` are the models that learners train.
+    ``policies`` are the models that learners train. An evaluation does not become the latest run in place of a
+    training.
     """
+
+    def make_latest() -> None:
+        if not (is_evaluation and directory.is_beside_training()):
+            directory.make_latest()
+
     async with AsyncExitStack() as exits:
         exits.callback(directory.clear_endpoints)
         keys = KeyPaths.create(directory, settings, policies)
@@ -190,7 +201,7 @@ async def start_stack(
         supervisor.watch(bus.raise_failure())
         if server is not None:
             supervisor.watch(server.supervise())
-        liveness = LivenessWatch(bus, fleet, supervisor, directory.make_latest, owns_bus=server is not None)
+        liveness = LivenessWatch(bus, fleet, supervisor, make_latest, owns_bus=server is not None)
         await exits.enter_async_context(
             bus.heartbeat("supervisor", default_instance_id(directory.path.name), liveness.describe)
         )
@@ -202,7 +213,7 @@ async def start_stack(
         stack = LocalStack(directory, bus, url, fleet, supervisor, view, keys)
         stack.write_endpoints()
         if not directory.is_beside_another():  # beside one that is up it becomes the latest once it has started
-            directory.make_latest()
+            make_latest()
         yield stack
 
 

@@ -217,7 +217,8 @@ class Supervisor:
                 pause = restarts.next_delay(code, time.monotonic() - started)
                 if pause is None:
                     return code
-                log.warning("%s ended with %d; starting it again in %.1f s", name, code, pause)
+                words = self._read_last_words(name)
+                log.warning("%s ended with %d (%s); starting it again in %.1f s", name, code, words, pause)
                 await asyncio.sleep(pause)
                 if name in self._stopping:
                     return 0
@@ -233,9 +234,11 @@ class Supervisor:
         await asyncio.gather(self._watchers[name], return_exceptions=True)
 
     def _last_log_line(self, name: str, code: int) -> str:
-        path = self._directory.log(name)
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        words = extract_message(lines[-1]) if lines else "no output"
         starts = self._starts[name]
         often = f", the last of {starts} starts" if starts > 1 else ""
-        return f"{name} ended with {code}{often}: {words} (log: {path})"
+        return f"{name} ended with {code}{often}: {self._read_last_words(name)} (log: {self._directory.log(name)})"
+
+    def _read_last_words(self, name: str) -> str:
+        lines = self._directory.log(name).read_text(errors="replace").splitlines()
+        words = [line for line in lines if line.strip()]
+        return extract_message(words[-1]) if words else "no output"

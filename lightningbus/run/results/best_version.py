@@ -1,17 +1,29 @@
 """The best weight version of a training job, by its held-out reward. Pure."""
 
+import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from lightningbus.run.evaluation.evaluation import Evaluation
 
 
 def find_best(evaluations: Sequence[Evaluation], best_by: str = "") -> Evaluation | None:
-    """Return the evaluation with the highest mean reward, of equal ones the newest; None where there is none.
+    """Return the evaluation with the highest mean reward; None where there is none.
 
     Only evaluations with the label ``best_by`` are compared; empty: with that of the first one, which is the first of
-    ``eval.sampling``.
+    ``eval.sampling``. Of equal ones it is that of the version with the highest mean in the other evaluations, then the
+    newest. A version without others comes after those that have some.
     """
-    return max(_list_comparable(evaluations, best_by), key=lambda each: (each.mean_reward, each.version), default=None)
+    label = choose_label(evaluations, best_by)
+    others: dict[int, list[float]] = {}
+    for each in evaluations:
+        if each.label != label:
+            others.setdefault(each.version, []).append(each.mean_reward)
+
+    def rank(each: Evaluation) -> tuple[float, float, int]:
+        return each.mean_reward, fmean(others.get(each.version, [-math.inf])), each.version
+
+    return max(_list_comparable(evaluations, best_by), key=rank, default=None)
 
 
 def has_stopped_improving(evaluations: Sequence[Evaluation], patience: int, best_by: str = "") -> bool:

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from lightningbus.run.results.results import Results
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.setting_change import SettingChange, is_changeable, pick_fields
+from lightningbus.run.settings.sources import merge
 from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 
@@ -127,11 +130,13 @@ def _without(section: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_record(directory: Path, job: Mapping[str, Any]) -> None:
-    """Write the record of a job, unless it is there already: `identify_record` tells a new file from the former."""
-    if _read_record(directory) != job:
-        path = directory / RECORD
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(job, indent=2))
+    """Write the record of a job. One that goes on with other settings keeps its time, which is when it began."""
+    path = directory / RECORD
+    began = path.stat() if path.exists() else None
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(job, indent=2))
+    if began is not None:
+        os.utime(path, ns=(began.st_atime_ns, began.st_mtime_ns))
 
 
 def identify_record(directory: Path) -> tuple[int, int] | None:
@@ -176,12 +181,18 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
         SettingChange(
             model=job[section]["model"],
             learner=fields,
-            before=pick_fields(record[section], fields),
+            before=pick_fields(_read_settings_in_force(record[section], results), fields),
             reason="resumed with other settings",
             changed_at=datetime.now(UTC),
         )
         for section, fields in changed.items()
     ]
+
+
+def _read_settings_in_force(learner: Mapping[str, Any], results: Results | None) -> dict[str, Any]:
+    """Return the recorded settings of a learner as its changes since have made them."""
+    changes = results.changes if results is not None else []
+    return reduce(merge, (each.learner for each in changes if each.model == learner["model"]), dict(learner))
 
 
 def _has_moved(directory: Path, path: str, before: Any, now: Any, job: Mapping[str, Any]) -> bool:

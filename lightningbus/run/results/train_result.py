@@ -35,7 +35,7 @@ class JobResult:
 
     @property
     def best_version(self) -> int | None:
-        """Weight version of the main model with the highest held-out reward, of equal ones the newest; None: none."""
+        """Weight version of the main model with the highest held-out reward, see `find_best`; None: none."""
         best = find_best(self.evaluations, self.figures.get("best_by", ""))
         return None if best is None else best.version
 

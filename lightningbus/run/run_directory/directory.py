@@ -75,11 +75,25 @@ class RunDirectory:
 
     def is_beside_another(self) -> bool:
         """Return whether another run is the latest, and up."""
-        latest = RunDirectory.latest(self.path.parent)
-        if latest is None or latest.path == self.path.resolve():
-            return False
+        latest = self._find_other_latest()
+        return latest is not None and latest.is_up()
+
+    def is_beside_training(self) -> bool:
+        """Return whether another run is the latest, and a learner was started in it."""
+        latest = self._find_other_latest()
         try:
-            return latest.read_endpoints() is not None
+            return latest is not None and bool(latest.read_learners())
+        except BusError:
+            return True
+
+    def _find_other_latest(self) -> "RunDirectory | None":
+        latest = RunDirectory.latest(self.path.parent)
+        return latest if latest is not None and latest.path != self.path.resolve() else None
+
+    def is_up(self) -> bool:
+        """Return whether a process keeps the run's servers up, as far as that can be read."""
+        try:
+            return self.read_endpoints() is not None
         except BusError:
             return False
 

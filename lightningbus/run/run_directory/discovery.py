@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.jetstream.addresses import DEFAULT_URL, server_addresses
 from lightningbus.bus.security.secrets import INFERENCE_API_KEY
-from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.directory import RUNS, RunDirectory
+from lightningbus.run.run_directory.run_times import find_started_at
 
 if TYPE_CHECKING:
     from lightningbus.bus.client import Bus
@@ -38,14 +39,14 @@ class BusEndpoint:
 
 
 def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, model: str | None = None) -> BusEndpoint:
-    """Find the bus of a role: ``url``, else the environment's, else that of ``run`` or of the latest run here.
+    """Find the bus of a role: ``url``, else the environment's, else that of ``run`` or of a run that is up here.
 
-    Credentials and the inference API key come from the environment, else from the same run. ``model`` is the one that a
-    learner trains, which may have a user of its own. Raises `BusError` for unusable credentials, or when the latest
-    run's endpoints are corrupt and nothing else names the bus.
+    Of several runs that are up the latest comes first. Credentials and the inference API key come from the environment,
+    else from the same run. ``model`` is the one that a learner trains, which may have a user of its own. Raises
+    `BusError` for unusable credentials, or when the latest run's endpoints are corrupt and nothing else names the bus.
     """
     url = url or os.environ.get(BUS_VARIABLE)
-    run = run or RunDirectory.latest()
+    run = run or find_run_that_is_up()
     try:
         endpoints = run.read_endpoints() if run is not None else None
     except BusError as error:
@@ -59,6 +60,15 @@ def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, mo
     key = Path(endpoints.inference_api_key) if endpoints.inference_api_key else None
     credentials = find_credentials(role, directory, model)
     return BusEndpoint(endpoints.bus, credentials, find_api_key(role, directory) or key)
+
+
+def find_run_that_is_up() -> RunDirectory | None:
+    """Find the run here that is up: the latest first, else the one whose servers started last; else the latest."""
+    latest = RunDirectory.latest()
+    if latest is None or latest.is_up():
+        return latest
+    others = (RunDirectory(path.parent) for path in RUNS.glob("*/endpoints.json"))
+    return max((run for run in others if run.is_up()), key=lambda run: find_started_at(run.path), default=latest)
 
 
 def find_credentials_directory() -> Path | None:
@@ -90,8 +100,8 @@ def find_api_key(role: str, directory: Path | None = None) -> Path | None:
 
 def may_find_bus() -> bool:
     """Return whether `connect` may find a bus: one is named, or something listens at the default address."""
-    latest = RunDirectory.latest()
-    if BUS_VARIABLE in os.environ or (latest is not None and latest.read_endpoints() is not None):
+    run = find_run_that_is_up()
+    if BUS_VARIABLE in os.environ or (run is not None and run.read_endpoints() is not None):
         return True
     parts = urlsplit(server_addresses(DEFAULT_URL)[0])
     try:

@@ -35,7 +35,7 @@ def find_cached_models(settings: RunSettings) -> RunSettings:
 
 
 def check_model_directories(settings: RunSettings, names: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Raise `UserError` for the first ``model_path`` of learners and nodes that is no directory of this machine.
+    """Raise `UserError` for the first ``model_path`` of learners and nodes that is no directory with a model.
 
     ``names``: what the user calls a field, by its place in a run file.
     """
@@ -43,13 +43,22 @@ def check_model_directories(settings: RunSettings, names: Mapping[str, str] = Ma
     sections += [("inference", node) for node in settings.inference]
     for name, section in sections:
         path = getattr(section, "model_path", None)
-        if path is not None and not path.is_dir():
+        if path is not None and not has_model(path):
             place = f"{name}.model_path"
             raise UserError(f"{names.get(place, place)}: {describe_missing_model(path)}")
 
 
+def has_model(path: Path) -> bool:
+    """Return whether a directory has a model's configuration."""
+    return (path / "config.json").is_file()
+
+
 def describe_missing_model(path: Path) -> str:
-    """Describe how to get a model whose directory is not there. Pure."""
+    """Describe why a directory has no model, and how to get it."""
+    if (path / "adapter_config.json").is_file():
+        return f"{path} holds LoRA adapters and not their base model: `weights export` without --adapter merges both"
+    if path.is_dir():
+        return f"{path} holds no model (no config.json)"
     if not is_hub_name(str(path)):
         return f"{path} is no model: there is no such directory"
     return (

@@ -61,8 +61,8 @@ def export(
         directory, version, model, base_model, base_name, is_adapter=adapter, is_best=best, is_forced=force
     )
     with redirect_stdout(sys.stderr):  # progress of libraries is no result
-        exported = run_async(export_run(request, run, bus)).version
-    print(f"version {exported} is in {directory}")
+        exported = run_async(export_run(request, run, bus))
+    print(f"version {exported.version} of run {exported.run_id} is in {directory}")
     if push_to_hub is not None:
 
         async def upload() -> str:
