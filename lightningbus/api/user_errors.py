@@ -36,7 +36,8 @@ def as_user_error() -> Iterator[None]:
 def name_as_in_python(sentence: str) -> str:
     """Write a command's options as arguments: ``--base-model DIR`` as ``base_model=DIR``.
 
-    So are settings with a short name that the sentence says to change: ``raise max_steps=``. Commands in backticks stay, and options that no function of the API has, such as vLLM's. Pure.
+    So are settings with a short name that the sentence says to change: ``raise max_steps=``.
+    Commands in backticks stay, and options that no function of the API has, such as vLLM's. Pure.
     """
     parts = sentence.split("`")
     for number in range(0, len(parts), 2):
