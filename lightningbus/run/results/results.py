@@ -89,7 +89,10 @@ class Results(BaseModel):
     settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
     seed: int = Field(description="seed of the order of tasks and of random choices in training")
     max_steps: int = Field(description="training steps that the job was set to make")
-    max_reward: float = Field(description="reward of a perfect policy")
+    perfect_reward: float = Field(
+        default=1.0,
+        description="reward of a perfect policy, as `eval.max_reward` says; no measurement: rewards may be higher",
+    )
     best_by: str = Field(
         default="", description="evaluation that decides which version is the best; empty: the first of `eval.sampling`"
     )
@@ -177,7 +180,7 @@ class Results(BaseModel):
             settings_sha256=compute_settings_sha256(settings, learners, heldout),
             seed=learner.seed,
             max_steps=learner.max_steps,
-            max_reward=heldout.max_reward,
+            perfect_reward=heldout.max_reward,
             best_by=heldout.best_by,
             hardware=read_hardware(),
             packages=read_versions(),
