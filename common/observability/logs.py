@@ -15,6 +15,7 @@ import structlog
 from structlog.typing import EventDict
 
 from lightningbus.common.observability.log_format import LogFormat
+from lightningbus.common.observability.printed_lines import log_printed_lines
 from lightningbus.common.printable import printable_json, to_printable
 
 WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats", "matplotlib")
@@ -60,7 +61,7 @@ class HumanFormatter(logging.Formatter):
 
 
 def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) -> None:
-    """Log to standard error, one line per event."""
+    """Log to standard error, one line per event; in JSON, what is printed there too."""
     handler = logging.StreamHandler(sys.stderr)
     if not verbose:
         handler.addFilter(lambda line: line.levelno >= logging.WARNING or not _is_of_verl(line.name))
@@ -70,6 +71,7 @@ def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) 
         handler.setFormatter(JsonFormatter())
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
+        log_printed_lines("stderr")
     else:
         handler.setFormatter(HumanFormatter())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
@@ -94,6 +96,12 @@ def bind_process_context(**fields: str | None) -> None:
     """Add fields, such as role and run, to every later line of this process."""
     if (formatter := find_json_formatter()) is not None:
         formatter.process_context |= {name: value for name, value in fields.items() if value}
+
+
+def log_standard_output() -> None:
+    """Log what this process prints, where log lines are objects: a role has no result to print."""
+    if find_json_formatter() is not None:
+        log_printed_lines("stdout")
 
 
 def print_fatal(sentence: object) -> None:

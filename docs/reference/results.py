@@ -6,12 +6,14 @@ from lightningbus.run.results.model_results import ModelEvaluation, ModelResults
 from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import Results
+from lightningbus.run.settings.setting_change import SettingChange
 
 PARTS = (
     ("", Results),
     ("models.NAME.", ModelResults),
     ("models.NAME.evaluations[].", ModelEvaluation),
     ("evaluations[].", Evaluation),
+    ("changes[].", SettingChange),
     ("prompt_rounds[].", PromptRound),
     ("prompts.NAME.", PromptFile),
     ("hardware.", Hardware),

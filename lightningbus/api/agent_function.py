@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import keyword
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ from pathlib import Path
 content = Path(__file__).with_suffix(".pickle").read_bytes()
 os.chdir({directory!r})
 sys.path.insert(0, {directory!r})
-function = pickle.loads(content)
+{variable} = pickle.loads(content)
 '''
 
 
@@ -47,7 +48,7 @@ def runner_fields(agent: str | Callable[..., Any], runs: Path) -> dict[str, Any]
     module = sys.modules.get(getattr(agent, "__module__", None) or "")
     if module is not None and is_importable(agent, module):
         return {"entrypoint": f"{module.__name__}:{agent.__qualname__}", "working_dir": str(import_root(module))}
-    return {"entrypoint": f"{MODULE}:function", "working_dir": str(save_function(agent, runs))}
+    return {"entrypoint": f"{MODULE}:{_name_variable(agent)}", "working_dir": str(save_function(agent, runs))}
 
 
 def parse_runner(
@@ -99,7 +100,7 @@ def save_function(function: Callable[..., Any], runs: Path) -> Path:
     require_package("cloudpickle", "notebook")
     import cloudpickle
 
-    name = getattr(function, "__name__", type(function).__name__)
+    name = _name_function(function)
     try:
         content = cloudpickle.dumps(function)
     except Exception as error:  # what an object's own pickling raises
@@ -107,7 +108,7 @@ def save_function(function: Callable[..., Any], runs: Path) -> Path:
             f"agent: {name} cannot be sent to a process of its own, because of {find_unsendable(function)} "
             f"({_first_line(error)}): create that inside {name}, or give 'module:function' of a file"
         ) from error
-    source = SOURCE.format(name=name, directory=str(Path.cwd()))
+    source = SOURCE.format(name=name, variable=_name_variable(function), directory=str(Path.cwd()))
     directory = input_directory(runs) / f"agent-{hashlib.sha256(source.encode() + content).hexdigest()[:16]}"
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / f"{MODULE}.pickle").write_bytes(content)
@@ -115,12 +116,23 @@ def save_function(function: Callable[..., Any], runs: Path) -> Path:
     return directory
 
 
+def _name_function(function: Any) -> str:
+    """Return the name of a function, or of an object's class."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _name_variable(function: Any) -> str:
+    """Return the name by which the module of a function has it: its own, if that can be a name."""
+    name = _name_function(function)
+    return name if name.isidentifier() and not keyword.iskeyword(name) else "function"
+
+
 def find_unsendable(function: Any) -> str:
     """Name the variable that a function uses and that cannot be pickled, as ``'client' of 'ask'``."""
     import cloudpickle
 
     visited: set[int] = set()
-    name = getattr(function, "__name__", type(function).__name__)
+    name = _name_function(function)
     while inspect.isfunction(function) and id(function) not in visited:
         visited.add(id(function))
         for variable, value in _used_variables(function).items():

@@ -114,7 +114,8 @@ class Session:
     ) -> Table:
         """List the rollouts that ended last, the newest first.
 
-        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given.
+        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given. Raises
+        `UserError` for a run, mode or outcome that does not exist.
         """
         return run_blocking(self._session.rollouts(run, mode, outcome, evaluation, limit))
 

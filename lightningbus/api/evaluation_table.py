@@ -8,6 +8,8 @@ from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.pass_at_k import PassAtK
 
 COLUMNS = ("version", "mean_reward", "standard_error", "low_95", "high_95", "num_tasks", "rollouts", "ok", "seconds")
+SAMPLE = (0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0)
+"""A row of which a table without evaluations has the kinds of its columns."""
 TITLE = "held-out reward"
 
 
@@ -23,7 +25,7 @@ def tabulate_evaluations(name: str, evaluations: Sequence[tuple[str, Evaluation]
         (*_row(label, each), *(number for k in ks for number in _split(each.pass_at.get(k))))
         for label, each in evaluations
     )
-    return Table((name, *COLUMNS, *labels), tuple(rows), TITLE)
+    return Table((name, *COLUMNS, *labels), tuple(rows), TITLE, sample=("", *SAMPLE))
 
 
 def tabulate_briefly(name: str, evaluations: Sequence[tuple[str, Evaluation]]) -> Table:

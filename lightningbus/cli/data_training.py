@@ -37,13 +37,18 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="model whose calls are taken of the run [default: its own]")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="run file, for its learner's settings, bus and store")
+    Path | None, typer.Option("--config", "-c", help="run file, for its learner's settings, `runs`, bus and store")
 ]
 ModelPathOption = Annotated[
     Path | None,
     typer.Option("--model-path", help="model directory to start from [default: the run file's, or the run's]"),
 ]
-NameOption = Annotated[str, typer.Option("--name", help="name of the training and of its directory in runs/")]
+NameOption = Annotated[
+    str,
+    typer.Option(
+        "--name", help="name of the training and of its directory in `runs`; with --resume, a directory elsewhere too"
+    ),
+]
 EpochsOption = Annotated[int, typer.Option("--epochs", min=1, help="passes over the data")]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="directory to write the trained model to, as `weights export` does")
@@ -78,7 +83,8 @@ class DataTraining:
 
     def execute(self, choose: "Callable[[RunHistory], Sequence[Rollout]]") -> None:
         """Train to the last step and write the model; ``choose`` loads a run's rollouts, or raises `UserError`."""
-        check_names(name=self.name)
+        place = Path(self.name)
+        check_names(name=place.name if self.is_resumed else self.name)
         if self.out is not None and not is_vacant(self.out):
             exit_with(f"--out: {self.out} is not empty: give another directory, or remove it")
         with require_extra("learner"):
@@ -89,11 +95,14 @@ class DataTraining:
                     exit_with(
                         "--resume goes on with the data and settings of its start: leave out file, --run and --config"
                     )
-                settings = exit_on_user_error(job.read_record, RUNS / self.name, self.part)
+                settings = exit_on_user_error(
+                    job.read_record, place if len(place.parts) > 1 else RUNS / place, self.part
+                )
             else:
                 settings = self._build_settings(exits, choose)
             work = job.run(settings, resume=self.is_resumed)
-            resume = f": lightningbus {self.command} --resume --name {self.name} goes on"
+            where = self.name if settings.runs == RUNS else settings.runs / settings.name
+            resume = f": lightningbus {self.command} --resume --name {where} goes on"
             trained = run_async(run_until_signal(work, lambda: resume))
         if self.out is None:
             for command in trained.list_export_commands():

@@ -35,13 +35,14 @@ def load_adapter() -> Any:
 async def rollout(task: dict[str, Any], endpoint: Any = None) -> dict[str, Any]:
     """Play one rollout and return ``{"reward": 1.0, "rewards": {...}, "metrics": {...}}`` with the adapter's fields.
 
-    ``rewards`` are the metrics that can be rewards by name: numbers that are finite, by a name that is short.
+    ``rewards`` are those of the adapter, of one that does not tell them apart its metrics, if they can be rewards by
+    name: numbers that are finite, by a name that is short.
     ``endpoint`` is the model's address if many rollouts share this process; else the environment variables have it.
     """
     base_url = endpoint.base_url if endpoint is not None else os.environ["OPENAI_BASE_URL"]
     api_key = endpoint.api_key if endpoint is not None else os.environ["OPENAI_API_KEY"]
     played: dict[str, Any] = await adapter.rollout(task, base_url, api_key, os.environ.get("MODEL", "policy"))
-    return {**played, "rewards": name_rewards(played.get("metrics", {}))}
+    return {**played, "rewards": name_rewards(played.get("rewards", played.get("metrics", {})))}
 
 
 def write_tasks(path: Path, split: str, limit: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Errors of the reward functions of verifiers 0.1, which logs them and scores 0 in their place."""
+"""Reward functions of verifiers 0.1: which are metrics alone, and errors, which it logs and scores as 0."""
 
 import functools
 import inspect
@@ -42,11 +42,31 @@ def raise_failure(failures: dict[str, RubricFailure]) -> None:
 
 def watch_rubric(rubric: Any) -> None:
     """Have the functions of a rubric, and of the rubrics within it, record how they fail; call it once for each."""
+    for each in list(_list_rubrics(rubric)):
+        each.funcs = [_watch(*pair) for pair in zip(each.funcs, each.weights, strict=True)]
+
+
+def find_metrics(rubric: Any) -> frozenset[str]:
+    """Return the names of the functions of a rubric, and of those within it, that are no part of a reward: weight 0."""
+    is_part: dict[str, bool] = {}
+    for each in _list_rubrics(rubric):
+        for function, weight in zip(each.funcs, each.weights, strict=True):
+            name = _name_function(function)
+            is_part[name] = is_part.get(name, False) or bool(weight)
+    return frozenset(name for name, is_weighed in is_part.items() if not is_weighed)
+
+
+def _list_rubrics(rubric: Any) -> Iterator[Any]:
+    """Yield a rubric after those within it."""
     for inner in getattr(rubric, "rubrics", ()):
-        watch_rubric(inner)
+        yield from _list_rubrics(inner)
     for environment in getattr(rubric, "env_map", {}).values():  # those of an `EnvGroup`
-        watch_rubric(environment.rubric)
-    rubric.funcs = [_watch(*pair) for pair in zip(rubric.funcs, rubric.weights, strict=True)]
+        yield from _list_rubrics(environment.rubric)
+    yield rubric
+
+
+def _name_function(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", repr(function)))
 
 
 def _watch(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
@@ -59,8 +79,7 @@ def _watch(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
             value = await value if inspect.isawaitable(value) else value
             return value if isinstance(value, list) else float(value)
         except Exception as error:
-            name = getattr(function, "__name__", repr(function))
-            _recorded.get({})[name] = RubricFailure(error, bool(weight))
+            _recorded.get({})[_name_function(function)] = RubricFailure(error, bool(weight))
             raise
 
     return watched

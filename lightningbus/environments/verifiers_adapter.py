@@ -10,7 +10,7 @@ from typing import Any
 
 import verifiers
 
-from .rubric_failures import raise_failure, recording_failures, watch_rubric
+from .rubric_failures import find_metrics, raise_failure, recording_failures, watch_rubric
 from .wrong_arguments import check_names, describe_wrong_fields, drop_fields
 
 
@@ -32,6 +32,7 @@ class EnvironmentAdapter:
         with contextlib.suppress(ImportError, AttributeError):  # verifiers looks elsewhere too, or says what is wrong
             check_names(arguments, importlib.import_module(name.replace("-", "_").split("/")[-1]).load_environment)
         self._environment = verifiers.load_environment(name, **arguments)
+        self._metrics = find_metrics(self._environment.rubric)
         watch_rubric(self._environment.rubric)
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
@@ -51,7 +52,8 @@ class EnvironmentAdapter:
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
         """Play one rollout by the environment's own method, scored by its rubric; raise a failure of either.
 
-        A metric whose function fails, and which is no part of the reward, is left out.
+        A metric whose function fails, and which is no part of the reward, is left out. Rewards by name are the metrics
+        of functions that have a weight.
         """
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
@@ -64,9 +66,11 @@ class EnvironmentAdapter:
         if output["error"]:
             raise RuntimeError(f"the environment failed: {output['error']}")
         raise_failure(failures)
+        metrics = {name: value for name, value in output["metrics"].items() if name not in failures}
         return {
             "reward": output["reward"],
-            "metrics": {name: value for name, value in output["metrics"].items() if name not in failures},
+            "rewards": {name: value for name, value in metrics.items() if name not in self._metrics},
+            "metrics": metrics,
             "stop_condition": output.get("stop_condition"),
             "is_truncated": output["is_truncated"],
         }
@@ -101,7 +105,10 @@ class TasksetAdapter:
         )
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Play one episode; its reward is the sum over the agents, its metrics are theirs; raise its failure."""
+        """Play one episode; its reward is the sum over the agents, its metrics are theirs; raise its failure.
+
+        Rewards by name are those that the taskset declares as rewards.
+        """
         import verifiers.v1 as vf
 
         await self._serve()
@@ -122,12 +129,14 @@ class TasksetAdapter:
                 f"the episode failed: {errors[-1].type}: {errors[-1].message}" if errors else "it failed"
             )
         metrics: dict[str, float] = {}
+        parts: dict[str, float] = {}
         for trace in episode.traces:
             prefix = f"{trace.agent.name}." if len(episode.traces) > 1 and trace.agent.name else ""
             rewards = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
             numbers = {name: value for name, value in trace.metrics.items() if value is not None}
             metrics |= {f"{prefix}{name}": value for name, value in (numbers | rewards).items()}
-        return {"reward": sum(trace.reward for trace in episode.traces), "metrics": metrics}
+            parts |= {f"{prefix}{name}": value for name, value in rewards.items()}
+        return {"reward": sum(trace.reward for trace in episode.traces), "rewards": parts, "metrics": metrics}
 
     async def _serve(self) -> None:
         """Start what the environment's agents share, for as long as this process lives."""

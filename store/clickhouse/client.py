@@ -104,12 +104,16 @@ def query_table(
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return the names of a result's columns, of one without rows too, and its rows."""
     result = client.query(sql, parameters=parameters or None)
-    names = list(result.column_names)
-    if not names:
-        with suppress(ClickHouseError):  # it was no SELECT, and has no columns
-            described = client.query(f"DESCRIBE TABLE (\n{sql.rstrip().rstrip(';')}\n)", parameters=parameters or None)
-            names = [row[0] for row in described.result_rows]
+    names = list(result.column_names) or [name for name, _ in describe_columns(client, sql, parameters)]
     return names, [tuple(row) for row in result.result_rows]
+
+
+def describe_columns(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> list[tuple[str, str]]:
+    """Return the names and ClickHouse's types of a result's columns; of what is no SELECT, none."""
+    with suppress(ClickHouseError):
+        described = client.query(f"DESCRIBE TABLE (\n{sql.rstrip().rstrip(';')}\n)", parameters=parameters or None)
+        return [(row[0], row[1]) for row in described.result_rows]
+    return []
 
 
 def query_row(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:

@@ -1,5 +1,5 @@
 -- title: Rollouts by outcome
--- about: Number of rollouts by outcome, with their duration, and the number that needed more than one attempt.
+-- about: Number of rollouts by outcome, with their duration, and the number that needed more than one attempt. mean_reward is over the rewards that they have. So failed rollouts have none, also where reward_by_version counts them as 0.
 -- plot: bar x=outcome y=rollouts series=run_id,mode,evaluation
 SELECT
     run_id, mode, evaluation, agent, outcome, count() AS rollouts, avg(reward) AS mean_reward,

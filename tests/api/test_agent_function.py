@@ -87,8 +87,18 @@ def test_a_function_of_a_notebook_takes_what_it_uses_along(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.txt").write_text("1234")
     fields = runner_fields(notebook_names(NOTEBOOK)["solve"], Path("runs"))
+    assert fields["entrypoint"] == "notebook_agent:solve", "errors of the agent name the function"
     assert call_in_worker(fields, {"n": 2}, tmp_path) == 10.0
     assert Path(fields["working_dir"]).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.integration
+def test_a_function_without_a_name_of_its_own_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    solve = notebook_names("solve = lambda task: 2.0 * task['n']\n")["solve"]
+    fields = runner_fields(solve, Path("runs"))
+    assert fields["entrypoint"] == "notebook_agent:function"
+    assert call_in_worker(fields, {"n": 2}, tmp_path) == 4.0
 
 
 def test_a_function_of_a_module_is_imported_by_its_name(tmp_path: Path) -> None:

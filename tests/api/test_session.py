@@ -28,7 +28,7 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         assert [row["run_id"] for row in session.runs()] == ["first"]
         failed = session.rollouts(outcome="agent_error")
         assert len(failed) and {row["outcome"] for row in failed} == {"agent_error"}
-        assert len(session.rollouts(limit=3)) == 3 and not len(session.rollouts(run="second"))
+        assert len(session.rollouts(limit=3)) == 3 and not len(session.rollouts(limit=0))
         frame = session.query_df("SELECT version, rollouts FROM reward_by_version ORDER BY version")
         assert isinstance(frame, pandas.DataFrame) and list(frame["version"]) == list(range(6))
         assert session.query("SELECT {n:UInt8} + 1 AS n", n=1)[0] == {"n": 2}
@@ -41,10 +41,24 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         pyplot.close(axes.figure)
         assert repr(brief).startswith("brief of run first")
         assert session.rollouts(outcome="ok", limit=1)[0]["rewards"].keys() == {"brief", "correct"}
-        empty = session.rollouts(run="second")
+        empty = session.rollouts(evaluation="none")
         assert set(failed.columns) == set(empty.columns) and list(empty.df()["reward"]) == []
         assert list(session.query_df("SELECT 1 AS one, 'a' AS b WHERE one = 2; ").columns) == ["one", "b"]
         assert "call 0 · writer" in repr(session.transcript(failed[0]["rollout_id"]))
+
+
+def test_a_table_without_rows_has_the_types_of_a_full_one(seeded: Path) -> None:
+    with lb.connect(runs=seeded) as session:
+        full, empty = session.rollouts(outcome="ok"), session.rollouts(evaluation="none")
+        assert len(empty) == 0 and dict(empty.df().dtypes) == dict(full.df().dtypes)
+        assert dict(full[:0].df().dtypes) == dict(full.df().dtypes)
+        curve = session.reward_curve()
+        assert dict(curve.training[:0].df().dtypes) == dict(curve.training.df().dtypes)
+        sql = "SELECT * FROM reward_by_version WHERE rollouts > {least:UInt64}"
+        some, none = (session.query_df(sql, least=least) for least in (0, 10**9))
+        assert len(some) and not len(none) and dict(none.dtypes) == dict(some.dtypes)
+        assert dict(session.query(sql, least=10**9).df().dtypes) == dict(session.query(sql, least=0).df().dtypes)
+        assert session.query("SELECT map('a', 1) AS m, NULL AS n WHERE 0").df().shape == (0, 2)
 
 
 async def test_its_methods_can_be_awaited(seeded: Path) -> None:
@@ -65,6 +79,13 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: session.query("SELECT * FROM rollout"), "rollout"),
             (lambda: session.reward_curve(reward="correkt"), "has no reward 'correkt': did you mean 'correct'?"),
             (lambda: session.transcript("nobody"), "no rollout is called 'nobody'"),
+            (lambda: session.rollouts(run="frist"), "there is no run 'frist' in the store; did you mean 'first'?"),
+            (lambda: session.rollouts(mode="test"), "mode: there is no 'test'; known are train, eval"),
+            (
+                lambda: session.rollouts(outcome="okay"),
+                "outcome: there is no 'okay'; did you mean 'ok'? known are ok",
+            ),
+            (lambda: session.rollouts(limit=-1), "limit: -1 is no number of rows: give one from 0 to"),
             (lambda: session.publish(["1+1"]), "run 'first' is not up"),
             (lambda: session.evaluate(["1+1"]), "run 'first' is not up: `lightningbus.evaluate` evaluates one that"),
             (lambda: session.publish(["1+1"], **wrong), "sample: no such option; did you mean 'samples'?"),

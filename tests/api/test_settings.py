@@ -220,6 +220,8 @@ def classes_in(annotation: Any) -> set[type[BaseModel]]:
         ({"learning_rate": 1e-5}, "^learning_rate: no such setting; did you mean 'lr'?"),
         ({"group_size": 0, "concurrency": 0}, "^2 settings are wrong\n  group_size: .*\n  concurrency: "),
         ({"group_size": 0, "learner": {"nosuch": 1}}, "^settings: 2 settings are wrong\n  group_size: "),
+        ({"group_size": 1}, "^group_size must be at least 2: grpo compares"),
+        ({"learner": {"group_size": 1}}, r"^settings: learner\.group_size must be at least 2: grpo compares"),
         ({"resume": True}, "holds no training job to resume: start it without resume=True$"),
     ],
 )
@@ -237,6 +239,10 @@ def test_an_error_names_the_argument_as_it_was_written(
 def test_options_of_commands_are_written_as_arguments_and_commands_are_not() -> None:
     assert name_as_in_python("give --base-model DIRECTORY, or --force") == "give base_model=DIRECTORY, or force=True"
     assert name_as_in_python("give --sql URL (in Python sql=URL)") == "give sql=URL"
+    assert name_as_in_python("run 'a' has all its steps; raise learner.max_steps to go on").endswith(
+        "; raise max_steps= to go on"
+    )
+    assert name_as_in_python("raise learner.weights.keep_best") == "raise learner.weights.keep_best"
     of_vllm = "inference.vllm_args: --gpu-memory-utilization needs a number"
     assert name_as_in_python(of_vllm) == of_vllm
     unchanged = "`lightningbus train --resume a` goes on -- at once, by a--b"

@@ -48,6 +48,7 @@ async def test_a_taskset_with_tools_is_played_by_its_own_harness(
     assert [result["metrics"] for result in results] == [
         {"correct": 2.0, "length": float(len("It is ") + len(word) + 1)} for word in ("alpha", "beta")
     ]
+    assert [result["rewards"].keys() for result in results] == [{"correct"}] * 2, "a metric is no reward"
 
 
 async def test_an_environment_with_tools_is_scored_by_its_rubric(
@@ -61,6 +62,7 @@ async def test_an_environment_with_tools_is_scored_by_its_rubric(
     assert [(result["reward"], result["num_calls"]) for result in results] == [(1.0, 2)] * 3
     assert all(result["metrics"]["correct"] == 1.0 for result in results)
     assert all(result["metrics"]["num_messages"] == 3.0 for result in results)
+    assert all(result["rewards"] == {"correct": 1.0} for result in results), "what has no weight is no reward"
     assert all("num_steps" not in result["metrics"] for result in results), "a metric that fails is none, and not 0"
 
 

@@ -60,7 +60,7 @@ def make_run(path: Path, started_at: int) -> RunDirectory:
 def results(name: str, is_finished: bool = False) -> Results:
     return Results(
         run=name, is_finished=is_finished, model="policy", model_path=Path("M"), settings_sha256="", seed=0,
-        max_steps=9, max_reward=1.0, hardware=read_hardware(), packages={},
+        max_steps=9, perfect_reward=1.0, hardware=read_hardware(), packages={},
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from lightningbus.cli.app import app
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import supervised_job
 from lightningbus.run.run_data.run_data import RunData
+from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.run.settings.supervised import SupervisedRequest, build_supervised_settings, with_steps
 from tests.factories import model_call, rollout
@@ -40,13 +41,30 @@ def test_flags_win_over_a_run_file_and_rollouts_are_left_out(tmp_path: Path) -> 
     settings = with_steps(build_supervised_settings(request), 10, 2)
     learner = settings.learner
     assert learner is not None and learner.supervised is not None and settings.store is not None
-    assert (settings.name, str(settings.runs), settings.store.database) == ("sft", "runs", "mine")
+    assert (settings.name, str(settings.runs), settings.store.database) == ("sft", "elsewhere", "mine")
     assert (learner.tasks, learner.groups_per_step, learner.max_steps, learner.supervised.batch_size) == (None, 0, 5, 4)
     assert (learner.actor.optim.lr, learner.lora.lora_rank, settings.runners) == (1e-3, 4, [])
     alone = build_supervised_settings(SupervisedRequest("sft", tmp_path / "f", model_path=Path("m"), lr=0.5)).learner
     assert alone is not None and (alone.actor.optim.lr, alone.actor.loss_agg_mode) == (0.5, "token-mean")
     with pytest.raises(UserError, match="the model to train is not known: give --model-path"):
         build_supervised_settings(SupervisedRequest("sft", tmp_path / "f"))
+
+
+def test_a_training_outside_runs_is_resumed_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere" / "sft").mkdir(parents=True)
+    settings = build_supervised_settings(SupervisedRequest("sft", tmp_path / "f", model_path=Path("m")))
+    (tmp_path / "elsewhere" / "sft" / supervised_job.RECORD).write_text(settings.model_dump_json(exclude_unset=True))
+    resumed: list[RunSettings] = []
+
+    async def run(settings: RunSettings, *, resume: bool) -> RunDirectory:
+        resumed.append(settings)
+        assert resume
+        return RunDirectory(settings.runs / settings.name)
+
+    monkeypatch.setattr(supervised_job, "run", run)
+    done = CliRunner().invoke(app, ["sft", "--resume", "--name", "elsewhere/sft"], catch_exceptions=False)
+    assert (done.exit_code, [str(each.runs) for each in resumed]) == (0, ["elsewhere"]), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
     assert figures["rollouts"] == STEPS * GROUPS * SAMPLES + 3 * HELDOUT * (1 + 2 + SUITE["samples"])
     assert [list(each["pass_at"]) for each in figures["evaluations"]][:3] == [["1"], ["1", "2"], ["1", "2", "4"]]
     assert (figures["steps"], figures["weight_versions"], figures["num_starts"]) == (STEPS, STEPS + 1, 2)
-    assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["max_reward"]) == (0, 0, 1.0)
+    assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["perfect_reward"]) == (0, 0, 1.0)
     assert figures["tokens_sampled"] > figures["tokens_trained"] > 0
     assert (figures["share_trained"], figures["excluded"], figures["is_finished"]) == (1.0, {}, True)
     assert set(figures["seconds_by_phase"]) == {"starting", "evaluating", "training", "counting"}

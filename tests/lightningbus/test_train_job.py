@@ -449,7 +449,9 @@ def test_equal_settings_have_equal_digests(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_steps_and_the_last_reward_are_counted_while_a_job_runs_and_kept_by_a_resume(tmp_path: Path) -> None:
     settings, job = job_of(tmp_path)
-    results = Results.begin(settings, job.learners, job.eval, None)
+    heldout = job.eval.model_copy(update={"max_reward": 1.5})
+    results = Results.begin(settings, job.learners, heldout, None)
+    assert results.to_figures()["perfect_reward"] == 1.5, "a setting, under a name that is no measurement's"
     rewarded = [
         replace(event, metrics={**event.metrics, "reward/mean": event.step / 8})
         for event in seed_store.run("small", steps=3)
@@ -461,5 +463,8 @@ def test_steps_and_the_last_reward_are_counted_while_a_job_runs_and_kept_by_a_re
         seed_store.insert(store.sql, rewarded)
         results.count_steps(store.sql)
     assert (results.steps, results.reward) == (3, 0.375)
+    model = results.model
+    assert results.models[model].steps == 3, "a job that is interrupted now has the steps of each model"
     resumed = Results.begin(settings, job.learners, job.eval, results)
     assert (resumed.num_starts, resumed.steps, resumed.reward) == (2, 3, 0.375)
+    assert resumed.models[model].steps == 3

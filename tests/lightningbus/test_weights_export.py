@@ -74,7 +74,7 @@ class Run:
         self.directory, self.files = directory, list[Path]()
         self.settings = LearnerSettings(model_path=model, run="small", checkpoint_dir=directory / "checkpoints")
         self.results = Results(
-            run="small", model="policy", model_path=model, settings_sha256="", seed=0, max_steps=3, max_reward=1.0,
+            run="small", model="policy", model_path=model, settings_sha256="", seed=0, max_steps=3, perfect_reward=1.0,
             hardware=read_hardware(), packages=read_versions(),
         )  # fmt: skip
         run = RunDirectory(directory).create()

@@ -59,7 +59,7 @@ def test_a_budget_is_spent_by_them(store: StoreProcess, tmp_path: Path) -> None:
         settings_sha256="",
         seed=0,
         max_steps=1,
-        max_reward=1.0,
+        perfect_reward=1.0,
         hardware=read_hardware(),
         packages={},
     )

@@ -133,6 +133,23 @@ def test_named_rewards_have_a_curve_each(store: StoreProcess, events: dict[str, 
         assert (rows["brief", version]["worst"], rows["brief", version]["best"]) == (min(brief), max(brief))
 
 
+@pytest.mark.integration
+def test_a_failed_rollout_that_counts_as_0_does_so_under_each_name(tmp_path: Path) -> None:
+    events = list(seed_store.evaluations("small", range(3), num_tasks=60))
+    failed = [batch for batch in ends(events) if batch.end is not None and batch.end.outcome != "ok"]
+    assert failed
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, events)
+        totals = {(row["evaluation"], row["version"]): row for row in ask(store, "reward_by_version")}
+        named = [row for row in ask(store, "reward_by_name") if row["name"] == "correct"]
+        outcomes = ask(store, "outcomes")
+    assert totals.keys() == {(row["evaluation"], row["version"]) for row in named}
+    for row in named:
+        total = totals[row["evaluation"], row["version"]]
+        assert (row["rollouts"], row["mean_reward"]) == (total["rollouts"], pytest.approx(total["mean_reward"]))
+    assert sum(row["rollouts"] for row in named) == sum(row["rollouts"] for row in outcomes) == len(ends(events))
+
+
 def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
     store: StoreProcess, events: dict[str, list[Any]]
 ) -> None:

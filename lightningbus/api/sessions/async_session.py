@@ -16,7 +16,9 @@ from lightningbus.analysis.transcript import Transcript
 from lightningbus.api.agent_function import parse_runner
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options, has_own_runner
+from lightningbus.api.sessions.queries import load_frame, load_table
 from lightningbus.api.sessions.reward_curve import RewardCurve
+from lightningbus.api.sessions.rollout_list import RolloutFilter, list_rollouts
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.tasks import Tasks, read_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
@@ -34,22 +36,12 @@ from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.labels import Labels, read_all_labels
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas import subjects
-from lightningbus.store.clickhouse.client import query_table
 
 T = TypeVar("T")
 
 RUNS_SQL = """
 SELECT run_id, mode, evaluation, rollouts, first_started_at, last_ended_at FROM runs
 ORDER BY first_started_at DESC, mode DESC, evaluation
-"""
-ROLLOUTS_SQL = """
-SELECT run_id, task_id, rollout_id, mode, evaluation, outcome, reward, rewards, num_calls, response_tokens,
-    min_weight_version, max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at,
-    error
-FROM rollouts
-WHERE ({run_id:String} = '' OR run_id = {run_id:String})
-    AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome) AND {evaluation:String} IN ('', evaluation)
-ORDER BY ended_at DESC LIMIT {limit:UInt32}
 """
 NEWEST_RUN_SQL = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(last_ended_at) DESC LIMIT 1"
 
@@ -101,12 +93,12 @@ class AsyncSession:
 
     async def query(self, sql: str, **parameters: Any) -> Table:
         """Answer a question in ClickHouse's SQL; ``{name:Type}`` stands for a parameter. It only reads."""
-        return await self._ask(lambda client: _query(client, sql, parameters))
+        return await self._ask(lambda client: load_table(client, sql, parameters))
 
     async def query_df(self, sql: str, **parameters: Any) -> Any:
         """Answer like `query`, with a ``pandas.DataFrame`` of ClickHouse's types."""
         require_package("pandas", "notebook")
-        return await self._ask(lambda client: _query_df(client, sql, parameters))
+        return await self._ask(lambda client: load_frame(client, sql, parameters))
 
     async def runs(self) -> Table:
         """List the runs in the store by mode and evaluation, the newest first, with their tags and notes."""
@@ -115,7 +107,8 @@ class AsyncSession:
             labels = read_all_labels(self._runs)
         added = [labels.get(run_id, Labels()) for run_id in table.column("run_id")]
         rows = ((*row, list(each.tags), each.note) for row, each in zip(table.rows, added, strict=True))
-        return Table((*table.columns, "tags", "note"), tuple(rows))
+        sample = (*table.sample, [], "") if table.sample else ()
+        return Table((*table.columns, "tags", "note"), tuple(rows), sample=sample)
 
     async def rollouts(
         self,
@@ -127,16 +120,12 @@ class AsyncSession:
     ) -> Table:
         """List the rollouts that ended last, the newest first.
 
-        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given.
+        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given. Raises
+        `UserError` for a run, mode or outcome that does not exist.
         """
-        return await self.query(
-            ROLLOUTS_SQL,
-            run_id=run or self._run or "",
-            mode=mode or "",
-            outcome=outcome or "",
-            evaluation=evaluation or "",
-            limit=limit,
-        )
+        wanted = RolloutFilter(mode or "", outcome or "", evaluation or "", limit)
+        run_id, must_exist = run or self._run or "", run is not None and run != self._run
+        return await self._ask(lambda client: list_rollouts(client, run_id, wanted, must_exist=must_exist))
 
     async def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
         """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
@@ -215,11 +204,6 @@ class AsyncSession:
         return await run_in_daemon_thread(self._data.ask, work)
 
 
-def _query_df(client: Client, sql: str, parameters: dict[str, Any]) -> Any:
-    frame = client.query_df(sql, parameters=parameters or None)
-    return frame if len(frame.columns) else _query(client, sql, parameters).df()  # no row, so no columns there
-
-
 async def aconnect(
     run: str | None = None,
     *,
@@ -244,11 +228,6 @@ async def aconnect(
         directory = find_run(run, Path(runs)) if sql is None else None
         name = directory.run_id if directory is not None else run
         return AsyncSession(directory, name, bus, RunData(directory, sql, database), Path(runs))
-
-
-def _query(client: Client, sql: str, parameters: dict[str, Any]) -> Table:
-    columns, rows = query_table(client, sql, parameters)
-    return Table(tuple(columns), tuple(rows))
 
 
 def _find_newest_run(client: Client) -> str:

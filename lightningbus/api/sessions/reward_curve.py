@@ -9,11 +9,11 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
+from lightningbus.api.sessions.queries import load_table
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.user_errors import require_package
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.store.clickhouse.client import query_table
 from lightningbus.store.reports.merged_points import merge_thin_points
 
 TRAINING = """
@@ -56,14 +56,10 @@ class RewardCurve:
             )
         points = NAMED_POINTS if reward else "reward_by_version"
         training, evaluations = (
-            query_table(client, sql.replace("{points}", points), values) for sql in (TRAINING, EVALUATIONS)
+            load_table(client, sql.replace("{points}", points), values, title)
+            for sql, title in ((TRAINING, "training"), (EVALUATIONS, "evaluations"))
         )
-        return cls(
-            run,
-            Table(tuple(training[0]), tuple(training[1]), "training"),
-            Table(tuple(evaluations[0]), tuple(evaluations[1]), "evaluations"),
-            reward,
-        )
+        return cls(run, training, evaluations, reward)
 
     def plot(self, axes: Any = None) -> Any:
         """Draw it on Matplotlib's ``axes``, or on new ones; returns them.

@@ -24,6 +24,8 @@ class Table(Sequence[dict[str, Any]]):
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     title: str = ""
+    sample: tuple[Any, ...] = ()
+    """A row of which an empty table has the kinds of its columns, as `df` shows them; empty: they are not known."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -37,7 +39,7 @@ class Table(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> "dict[str, Any] | Table":
         """Return a row as a mapping, or a slice as a table."""
         if isinstance(index, slice):
-            return Table(self.columns, self.rows[index], self.title)
+            return Table(self.columns, self.rows[index], self.title, self.sample or next(iter(self.rows), ()))
         return dict(zip(self.columns, self.rows[index], strict=True))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -51,11 +53,15 @@ class Table(Sequence[dict[str, Any]]):
         return [row[position] for row in self.rows]
 
     def df(self) -> Any:
-        """Convert it to a ``pandas.DataFrame``; raises `UserError` where pandas is not installed."""
+        """Convert it to a ``pandas.DataFrame``, of the same dtypes without rows.
+
+        Raises `UserError` where pandas is not installed.
+        """
         require_package("pandas", "notebook")
         import pandas
 
-        return pandas.DataFrame(list(self.rows), columns=list(self.columns))
+        rows = self.rows or ((self.sample,) if self.sample else ())
+        return pandas.DataFrame(list(rows), columns=list(self.columns)).iloc[: len(self.rows)]
 
     def __repr__(self) -> str:
         if not self.rows:

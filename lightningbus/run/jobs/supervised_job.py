@@ -37,7 +37,10 @@ async def run(settings: RunSettings, *, resume: bool = False) -> RunDirectory:
 
 
 def read_record(directory: Path, part: DataPart = "supervised") -> RunSettings:
-    """Read the settings with which a training of this kind was started; raise `UserError` if there was none."""
+    """Read the settings with which a training of this kind was started; raise `UserError` if there was none.
+
+    Their ``runs`` is the directory that holds this one, also where it was named from another place.
+    """
     path = directory / RECORD
     missing = UserError(f"{directory} holds no {KINDS[part]} to resume: start it without --resume")
     try:
@@ -49,7 +52,7 @@ def read_record(directory: Path, part: DataPart = "supervised") -> RunSettings:
     settings = validate_settings(RunSettings, fields, str(path))
     if _part_of(settings) != part:
         raise missing
-    return settings
+    return settings.model_copy(update={"runs": directory.parent})
 
 
 def _part_of(settings: RunSettings) -> DataPart:

@@ -15,7 +15,7 @@ from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.common.aio import WorkInterruptedError, run_unless
 from lightningbus.common.listeners import AddressInUseError
 from lightningbus.common.observability import tracing
-from lightningbus.common.observability.logs import bind_process_context
+from lightningbus.common.observability.logs import bind_process_context, log_standard_output
 from lightningbus.common.processes.subprocesses import ProcessGuard
 from lightningbus.common.role_settings import RoleSettings
 from lightningbus.run.errors import UserError, exit_with
@@ -59,6 +59,7 @@ async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> 
 def run_role(at: BusEndpoint, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
     """Run a role to its end; an error the user can correct becomes one sentence and exit code 2, a lost bus 75."""
     ProcessGuard.raise_fd_limit()
+    log_standard_output()
     bind_process_context(role=name, run=getattr(settings, "run", None))
     tracing.setup(name, default_instance_id(getattr(settings, "id", None)))
     gc.collect()

@@ -9,14 +9,12 @@ from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.store.reports.interval import Interval, estimate_interval
 
 MODELS = """
-SELECT v.model, s.steps, v.weight_versions, r.tokens_trained, r.share_trained, l.max_staleness
+SELECT v.model, v.weight_versions, r.tokens_trained, r.share_trained, l.max_staleness
 FROM
 (
     SELECT model, uniqExact(version) AS weight_versions FROM weight_versions WHERE run_id = {run_id:String}
     GROUP BY model
 ) AS v
-LEFT JOIN (SELECT model, count() AS steps FROM training_steps WHERE run_id = {run_id:String} GROUP BY model) AS s
-    ON v.model = s.model
 LEFT JOIN
 (
     SELECT model, sumIf(tokens, trained) AS tokens_trained,
@@ -30,7 +28,7 @@ LEFT JOIN
 ) AS l ON v.model = l.model
 ORDER BY v.model
 """
-"""Query of the figures of each model."""
+"""Query of the figures of each model, without its steps."""
 EVALUATIONS = """
 SELECT model, evaluation, version, mean_reward, standard_error, tasks, rollouts, is_success_rate FROM reward_by_version
 WHERE run_id = {run_id:String} AND mode = 'eval' AND evaluation IN {labels:Array(String)}
@@ -71,10 +69,10 @@ class ModelResults(BaseModel):
 
 
 def count_models(client: Client, run: str) -> dict[str, ModelResults]:
-    """Read the figures of each model of a run from the store."""
+    """Read the figures of each model of a run from the store; its ``steps`` are 0, and counted by `Results`."""
     evaluations = read_evaluations(client, run)
     rows = client.query(MODELS, parameters={"run_id": run}).result_rows
-    fields = tuple(field for field in ModelResults.model_fields if field != "evaluations")
+    fields = tuple(field for field in ModelResults.model_fields if field not in ("steps", "evaluations"))
     return {
         name: ModelResults(**dict(zip(fields, figures, strict=True)), evaluations=evaluations.get(name, []))
         for name, *figures in rows

@@ -89,7 +89,10 @@ class Results(BaseModel):
     settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
     seed: int = Field(description="seed of the order of tasks and of random choices in training")
     max_steps: int = Field(description="training steps that the job was set to make")
-    max_reward: float = Field(description="reward of a perfect policy")
+    perfect_reward: float = Field(
+        default=1.0,
+        description="reward of a perfect policy, as `eval.max_reward` says; no measurement: rewards may be higher",
+    )
     best_by: str = Field(
         default="", description="evaluation that decides which version is the best; empty: the first of `eval.sampling`"
     )
@@ -166,17 +169,18 @@ class Results(BaseModel):
             if earlier is not None
         }
         learner = learners[0]
+        steps = {model: figures.steps for model, figures in earlier.models.items()} if earlier is not None else {}
         return cls(
             **kept,
             num_starts=1 if earlier is None else earlier.num_starts + 1,
             run=settings.name,
             model=learner.model,
             model_path=learner.model_path,
-            models={each.model: ModelResults() for each in learners},
+            models={each.model: ModelResults(steps=steps.get(each.model, 0)) for each in learners},
             settings_sha256=compute_settings_sha256(settings, learners, heldout),
             seed=learner.seed,
             max_steps=learner.max_steps,
-            max_reward=heldout.max_reward,
+            perfect_reward=heldout.max_reward,
             best_by=heldout.best_by,
             hardware=read_hardware(),
             packages=read_versions(),
@@ -225,6 +229,8 @@ class Results(BaseModel):
         """Read the training steps that the store has by now, the reward of the last one, and where changes began."""
         rows = client.query(LAST_STEPS, parameters={"run_id": self.run}).result_rows
         steps = {model: (num_steps, reward) for model, num_steps, reward in rows}
+        for model, figures in self.models.items():
+            figures.steps = steps.get(model, (0, None))[0]
         self.steps = min(steps.get(model, (0, None))[0] for model in {*self.models, self.model})
         _, reward = steps.get(self.model, (0, None))
         self.reward = None if reward is None else round(reward, 4)

@@ -83,7 +83,9 @@ class EvalSettings(HeldOutSettings):
         description="evaluations in a row without a higher held-out reward after which training ends; wants `every`; "
         "none: train to the last step",
     )
-    max_reward: float = Field(default=1.0, description="reward of a perfect policy, for comparison")
+    max_reward: float = Field(
+        default=1.0, description="reward of a perfect policy, for comparison: `perfect_reward` of results.json"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -273,10 +273,7 @@ def validate_settings(
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        problems = [
-            ": ".join(filter(None, (".".join(map(str, entry["loc"])), _explain(kind, entry))))
-            for entry in error.errors()
-        ]
+        problems = [_describe_problem(kind, entry) for entry in error.errors()]
         renamed = [name_argument(problem, names or {}) for problem in problems]
         if renamed != problems:
             source = "" if all(map(str.__ne__, renamed, problems)) else source
@@ -298,9 +295,17 @@ def name_argument(problem: str, names: "Mapping[str, str]") -> str:
 
     Pure.
     """
-    field, colon, rest = problem.partition(": ")
-    name = names.get(re.sub(r"\.\d+(?=\.|$)", "", field)) if colon else None
-    return problem if name is None else f"{name}: {rest}"
+    field = re.split(r"[^\w.]", problem, maxsplit=1)[0]
+    name = names.get(re.sub(r"\.\d+(?=\.|$)", "", field))
+    return problem if name is None else f"{name}{problem.removeprefix(field)}"
+
+
+def _describe_problem(kind: type[BaseModel], error: "ErrorDetails") -> str:
+    """Describe a wrong field by its path; a sentence about a field below it goes on with that one's name."""
+    path, sentence = ".".join(map(str, error["loc"])), _explain(kind, error)
+    below = re.split(r"\W", sentence, maxsplit=1)[0]
+    is_of_section = error["type"] == "value_error" and below in _fields_at(kind, error["loc"])
+    return ("." if is_of_section else ": ").join(filter(None, (path, sentence)))
 
 
 def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:

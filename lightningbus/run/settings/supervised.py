@@ -13,8 +13,8 @@ from lightningbus.run.settings.sources import merge
 
 DataPart = Literal["supervised", "preferences"]
 """Section of a learner that names its file: answers to imitate, or pairs of answers."""
-SECTIONS = ("bus", "store", "trackers")
-"""Sections of a run file that are used beside its learner."""
+SECTIONS = ("runs", "bus", "store", "trackers")
+"""Fields of a run file that are used beside its learner."""
 DEFAULT_LEARNERS: Mapping[DataPart, Mapping[str, Any]] = {
     "supervised": {"actor": {"loss_agg_mode": "token-mean", "optim": {"lr": 1e-5}}},
     "preferences": {"actor": {"optim": {"lr": 1e-6}}},

@@ -21,6 +21,7 @@ from lightningbus.cli.options import (
     require_extra,
     run_async,
 )
+from lightningbus.common.observability.logs import bind_process_context, log_standard_output
 from lightningbus.run.errors import exit_with
 from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.run_directory.discovery import find_credentials, find_credentials_directory
@@ -56,6 +57,9 @@ def bus(
         return
     users, sizes = find_credentials_directory(), parse_sizes(size)
     policies = policy or DEFAULT_POLICIES
+
+    log_standard_output()
+    bind_process_context(role="bus")
 
     async def serve() -> None:
         stop = asyncio.Event()

@@ -16,6 +16,7 @@ from lightningbus.cli.options import (
     load_settings,
     require_extra,
 )
+from lightningbus.common.observability.logs import log_standard_output
 from lightningbus.run.errors import exit_with
 from lightningbus.run.processes.role_process import EX_TEMPFAIL, run_role
 from lightningbus.run.run_directory.discovery import discover_bus
@@ -72,6 +73,7 @@ def learner(
         print("\n".join(exit_on_user_error(lambda: list(check_alone(checked, target)))))
         return
     if distributed.is_worker_rank():
+        log_standard_output()
         try:
             role.run_worker(checked)
         except errors.LearnerError as error:

@@ -1,0 +1,66 @@
+"""The rollouts of a run that ended last, by mode, outcome and evaluation."""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from clickhouse_connect.driver.client import Client
+
+from lightningbus.api.sessions.queries import load_table
+from lightningbus.api.sessions.table import Table
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_data.run_names import check_run
+from lightningbus.schemas.base import Mode, Outcome
+
+ROLLOUTS_SQL = """
+SELECT run_id, task_id, rollout_id, mode, evaluation, outcome, reward, rewards, num_calls, response_tokens,
+    min_weight_version, max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at,
+    error
+FROM rollouts
+WHERE ({run_id:String} = '' OR run_id = {run_id:String})
+    AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome) AND {evaluation:String} IN ('', evaluation)
+ORDER BY ended_at DESC LIMIT {limit:UInt32}
+"""
+MAX_LIMIT = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts to list; an empty text is any."""
+
+    mode: str
+    outcome: str
+    evaluation: str
+    limit: int
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for a mode or an outcome that does not exist, or a wrong limit."""
+        _check_name("mode", self.mode, get_args(Mode))
+        _check_name("outcome", self.outcome, get_args(Outcome))
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or not 0 <= self.limit <= MAX_LIMIT:
+            raise UserError(f"limit: {self.limit!r} is no number of rows: give one from 0 to {MAX_LIMIT}")
+
+
+def list_rollouts(client: Client, run: str, wanted: RolloutFilter, *, must_exist: bool) -> Table:
+    """Return the rollouts that ended last, the newest first; ``run``: empty for any.
+
+    ``must_exist``: raise `UserError` where the store has nothing of the run.
+    """
+    values: dict[str, Any] = {
+        "run_id": run,
+        "mode": wanted.mode,
+        "outcome": wanted.outcome,
+        "evaluation": wanted.evaluation,
+        "limit": wanted.limit,
+    }
+    table = load_table(client, ROLLOUTS_SQL, values)
+    if not table and must_exist:
+        check_run(client, run)
+    return table
+
+
+def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
+    if name and name not in known:
+        near = suggest_name(name, known)
+        hint = f"{near} " if near.startswith("did you mean") else ""
+        raise UserError(f"{what}: there is no {name!r}; {hint}known are {', '.join(known)}")
