@@ -15,6 +15,7 @@ from lightningbus.run.display.terminal import Terminal, render_html, render_text
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 from lightningbus.run.run_data.run_names import check_run
+from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.semconv.rewards import reward_dimensions
 from lightningbus.schemas.semconv.span_kinds import entity_name, kind_of, summarize
 
@@ -47,6 +48,11 @@ SELECT name, status, status_message, attributes, started_at, date_diff('microsec
 FROM spans WHERE run_id = {{run_id:String}} AND rollout_id = {{rollout_id:String}}
     AND execution_id = {{execution_id:String}} AND {AGENT_SPANS} ORDER BY started_at
 """
+PRINTED = """
+SELECT attributes[{name:String}] AS printed FROM spans
+WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String}
+    AND execution_id = {execution_id:String} AND mapContains(attributes, {name:String}) LIMIT 1
+"""
 NO_REWARDS = ("tool", "agent")
 """Kinds of spans whose summary leaves rewards out."""
 RED_TO_GREEN = ("red", "dark_orange", "white", "green_yellow", "green")
@@ -57,7 +63,7 @@ class Transcript:
     """A rollout's attempt that counts; rows as ClickHouse gave them."""
 
     rollout: Mapping[str, Any]
-    """The attempt, with ``input`` and ``labels`` of its task where the store has it."""
+    """The attempt, with ``input`` and ``labels`` of its task where the store has it, and what the agent ``printed``."""
     calls: list[Mapping[str, Any]]
     tokens: Mapping[int, list[Mapping[str, Any]]]
     """Tokens of each call."""
@@ -79,8 +85,9 @@ class Transcript:
         for row in _rows(client, TOKENS, **which):
             tokens.setdefault(row["call"], []).append(row)
         tasks = _rows(client, TASK, run_id=which["run_id"], rollout_id=which["rollout_id"])
+        printed = _rows(client, PRINTED, **which, name=attributes.AGENT_OUTPUT)
         return cls(
-            {**rows[-1], **(tasks[0] if tasks else {})},
+            {**rows[-1], **(tasks[0] if tasks else {}), "printed": printed[0]["printed"] if printed else ""},
             _rows(client, CALLS, **which),
             tokens,
             _rows(client, SPANS, **which),
@@ -122,7 +129,10 @@ class Transcript:
                 parts.append(Text.assemble((f"{role}: ", "bold cyan"), text))
             num_shown = len(messages) + 1
             parts.append(Text.assemble(("assistant: ", "bold magenta"), _format_completion(call, tokens, color)))
-        return Group(*parts, *map(_span, waiting))
+        parts += map(_span, waiting)
+        if rollout.get("printed"):
+            parts.append(Text.assemble(("printed: ", "bold cyan"), rollout["printed"].rstrip()))
+        return Group(*parts)
 
     def __repr__(self) -> str:
         return render_text(self.render())
@@ -192,10 +202,10 @@ def _format_rewards(reward: float | None, by_name: Mapping[str, float]) -> str:
 
 def _span(span: Mapping[str, Any]) -> Text:
     bad = span["status"] == "error"
-    name, attributes = span["name"], span["attributes"]
-    kind, entity = kind_of(name, attributes), entity_name(name, attributes)
+    name, values = span["name"], span["attributes"]
+    kind, entity = kind_of(name, values), entity_name(name, values)
     called = [kind if kind != "other" else "", name, entity if entity not in name else ""]
     text = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
     text.append(f": {span['status_message']}]" if bad and span["status_message"] else "]")
-    rewards = [f"{reward} {value}" for reward, value in reward_dimensions(attributes)] if kind in NO_REWARDS else []
-    return text.append(f" {', '.join(filter(None, (summarize(name, attributes), *rewards)))}".rstrip(), "dim")
+    rewards = [f"{reward} {value}" for reward, value in reward_dimensions(values)] if kind in NO_REWARDS else []
+    return text.append(f" {', '.join(filter(None, (summarize(name, values), *rewards)))}".rstrip(), "dim")

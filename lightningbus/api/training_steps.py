@@ -11,6 +11,7 @@ from lightningbus.api.settings import RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
 from lightningbus.api.train_result import TrainResult
 from lightningbus.api.training import atrain, check_callbacks
+from lightningbus.run.display.live_view import console
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs.callbacks import Callback, Step
 
@@ -36,7 +37,10 @@ class TrainingSteps:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        is_interrupted = kind is asyncio.CancelledError and self._task is not None
         await self.close()
+        if is_interrupted:  # a notebook shows the cancellation alone
+            console().print("the run is stopped and its data is kept: the same call with resume=True goes on")
 
     def __aiter__(self) -> AsyncIterator[Step]:
         return self._iterate()

@@ -10,7 +10,10 @@ from lightningbus.schemas.semconv.rewards import MAIN, MAX_REWARD, extract_rewar
 from lightningbus.schemas.spans import MAX_REWARDS, RUNNER_REWARDS, Span
 
 NO_REWARD = "the agent gave no reward"
-WAYS = f"return a number, set a reward function, or emit a span with the attribute {attributes.REWARD}"
+WAYS = (
+    'return a number, or several by name as {"reward": {"correct": 1.0}}; or set a reward function, or emit a span '
+    f"with the attribute {attributes.REWARD}"
+)
 MAX_NAME = 64
 """Characters of a reward's name."""
 UNNAMED = (MAIN, "primary", "0")

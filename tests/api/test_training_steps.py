@@ -84,7 +84,7 @@ async def test_an_error_in_the_loop_ends_the_job_too() -> None:
     assert (job.num_cancelled, job.has_ended) == (1, True)
 
 
-async def test_a_cancelled_loop_ends_the_job() -> None:
+async def test_a_cancelled_loop_ends_the_job_and_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     job, is_waiting = Job(1, goes_on=True), asyncio.Event()
 
     async def loop() -> None:
@@ -98,6 +98,7 @@ async def test_a_cancelled_loop_ends_the_job() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert "the same call with resume=True goes on" in " ".join(capsys.readouterr().err.split())
     assert (job.num_cancelled, job.has_ended) == (1, True)
 
 

@@ -465,6 +465,8 @@ def test_steps_and_the_last_reward_are_counted_while_a_job_runs_and_kept_by_a_re
     assert (results.steps, results.reward) == (3, 0.375)
     model = results.model
     assert results.models[model].steps == 3, "a job that is interrupted now has the steps of each model"
+    results.rollouts, results.excluded, results.models[model].tokens_trained = 24, {"late": 1}, 96
     resumed = Results.begin(settings, job.learners, job.eval, results)
     assert (resumed.num_starts, resumed.steps, resumed.reward) == (2, 3, 0.375)
+    assert (resumed.rollouts, resumed.excluded, resumed.models[model].tokens_trained) == (24, {"late": 1}, 96)
     assert resumed.models[model].steps == 3

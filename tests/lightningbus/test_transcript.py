@@ -11,6 +11,7 @@ from lightningbus.analysis.transcript import Transcript
 from lightningbus.optimize.rollout_reader import read_results
 from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 from lightningbus.runners.recording.agent_events import SCOPE, EventContext, convert_event
+from lightningbus.schemas.semconv.attributes import AGENT_OUTPUT
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from tests.factories import START_NS, batches
 from tests.seed_store import insert
@@ -32,6 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (batch,) = batches("a", 0, reward=0.75, parts=1)
     assert batch.end is not None
     called = [replace(span, scope="lightningbus.runners") for span in batch.spans]
+    called[0] = replace(called[0], attributes={**called[0].attributes, AGENT_OUTPUT: "thinking\n"})
     end = replace(batch.end, rewards={"reward": 0.75, "writer": 1.0}, num_spans=3)
     with prepared(tmp_path_factory.mktemp("store")) as built:
         question = {"question": "2 + 2", "answer": 4}
@@ -50,6 +52,7 @@ def test_rewards_by_name_and_events_of_the_agent_are_shown(
     assert "reward 0.75 (reward 0.75, writer 1)" in text
     assert "[tool execute_tool search 0.000 s] ants → none, reward 0.25" in text
     assert "noted 0.000 s] style 0.5" in text
+    assert text.rstrip().endswith("printed: thinking")
     assert 'task: {"question":"2 + 2","answer":4} · level: easy' in text
     transcript.show_json()
     printed = json.loads(capsys.readouterr().out)

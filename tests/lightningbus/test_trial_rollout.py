@@ -185,7 +185,7 @@ async def test_an_agent_that_asks_no_model_may_be_evaluated(tmp_path: Path) -> N
         ("absent:solve", "No module named 'absent'"),
         ("agent:asks_nobody", "made no model call, so that there is no token to train on: its client must call the"),
         ("agent:has_no_reward", "'42': the agent gave no reward: it returned the text '42', not a number; return a"),
-        ("agent:returns_nothing", "the agent gave no reward: it returned nothing, not a number; return a number, set"),
+        ("agent:returns_nothing", "the agent gave no reward: it returned nothing, not a number; return a number, or"),
     ],
 )
 async def test_what_would_train_no_rollout_is_an_error_that_says_why(

@@ -163,20 +163,22 @@ class Results(BaseModel):
                 "steps",
                 "reward",
                 "cost",
+                "excluded",
+                *COUNTS,
                 *KEPT_TIMES,
                 *BEFORE_AND_AFTER,
             )
             if earlier is not None
         }
         learner = learners[0]
-        steps = {model: figures.steps for model, figures in earlier.models.items()} if earlier is not None else {}
+        models = earlier.models if earlier is not None else {}
         return cls(
             **kept,
             num_starts=1 if earlier is None else earlier.num_starts + 1,
             run=settings.name,
             model=learner.model,
             model_path=learner.model_path,
-            models={each.model: ModelResults(steps=steps.get(each.model, 0)) for each in learners},
+            models={each.model: models.get(each.model, ModelResults()) for each in learners},
             settings_sha256=compute_settings_sha256(settings, learners, heldout),
             seed=learner.seed,
             max_steps=learner.max_steps,
