@@ -1,6 +1,7 @@
 """Attempts as they end, read off the bus beside all other readers: nothing is stored, and no reader is delayed."""
 
 import asyncio
+import os
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -43,10 +44,14 @@ async def tail_rollouts(
             return
         seen.add(batch.execution_id)
         summary = summarize(batch)
-        if as_json:
-            print(printable_json(summary), flush=True)
-        else:
-            console.print(format_line(summary))
+        try:
+            if as_json:
+                print(printable_json(summary), flush=True)
+            else:
+                console.print(format_line(summary))
+        except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has read enough; rich asks to exit then
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no reader either
+            stop.set()
         if count is not None and len(seen) >= count:
             stop.set()
 
