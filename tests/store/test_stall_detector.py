@@ -7,6 +7,7 @@ import pytest
 
 from lightningbus.alerts.publisher import AlertPublisher, Reason
 from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode, encode
 from lightningbus.schemas.fleet import Alert, Heartbeat, Role
@@ -279,6 +280,25 @@ def test_a_learner_that_was_stopped_and_is_back_begins_anew() -> None:
     assert liveness.since(key) == 60.0
     liveness.observe([other(LEARNER, pid=LEARNER.pid + 2)], 90.0)
     assert liveness.since(key) == 60.0, "nobody stopped that one on purpose"
+
+
+@pytest.mark.parametrize(
+    ("role", "state"), [("learner", "stopping"), ("inference", "draining"), ("learner", "waiting")]
+)
+async def test_a_process_that_announces_its_stop_and_falls_silent_is_not_missing(
+    bus: Bus, role: str, state: str
+) -> None:
+    """As a learner whose training ends early, by a callback or a budget, while evaluations go on."""
+    now, liveness = 0.0, RoleLiveness([], 0.0)
+    async with bus.fleet(role) as here, Fleet(bus.nc, role, lambda: now) as fleet, asyncio.timeout(HANG_SECONDS):
+        async with bus.heartbeat(role, "l", lambda: {"state": state}):
+            while not fleet.members():
+                await here.wait_for_change()
+        await bus.nc.flush()
+        for _ in range(20):
+            liveness.observe(fleet.members(), now)
+            now += 2.0
+    assert bool(liveness.absent(now)) == (state == "waiting")
 
 
 def test_a_learner_that_waits_because_attempts_fail_is_said_to() -> None:
