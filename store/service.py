@@ -143,7 +143,7 @@ async def _ingest(
         if lost_rollouts.missing != 0:
             status["missing"] = lost_rollouts.missing or "unknown"
         if stall_detector.alert:
-            status["alert"] = stall_detector.alert
+            status |= {"alert": stall_detector.alert, "alerts": stall_detector.alerts}
         return {
             "state": "inserting" if not problem else "waiting",
             "address": without_secrets(url),

@@ -313,6 +313,14 @@ def test_a_learner_that_waits_because_attempts_fail_is_said_to() -> None:
     assert "attempts" not in stall.reason, "a few may be chance"
 
 
+def test_a_stall_keeps_its_cause_whatever_the_learner_says_of_itself() -> None:
+    beats = [other(LEARNER, status=status) for status in ({"groups": "3/8"}, {"reward": 1e-05, "disk": ""})]
+    beats.append(other(LEARNER, state="training", status={}))
+    late = {"seconds_since_rollout": 1.0, "seconds_since_step": {"": 95.0}}
+    stalls = [diagnose(snapshot(RUNNER, NODE, beat, **late), StallThresholds(60, 60)) for beat in beats]
+    assert {stall.cause for (stall,) in stalls} == {"learner::no_step"} and len({s.reason for (s,) in stalls}) == 3
+
+
 def test_an_alert_of_the_learner_itself_is_not_said_twice() -> None:
     says = other(LEARNER, status={"groups": "3/8", "alert": "learner of policy: no reward"})
     late = {"seconds_since_rollout": 1.0, "seconds_since_step": {"": 95.0}}
