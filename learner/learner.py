@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import default_instance_id
-from lightningbus.bus.fleet.node_state import DONE, is_ready
+from lightningbus.bus.fleet.node_state import DONE, SUSPECT_SECONDS, is_ready
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.common import disk_space
 from lightningbus.common.aio import WorkInterruptedError, first_completed, run_unless
@@ -94,6 +94,7 @@ class Learner:
         self._loop: TrainingLoop | None = None
         self._trainer: Trainer | None = None
         self._teachers: Teachers | None = None
+        self._started_at = 0.0
         self._is_leaving = False
         self._ending = asyncio.Event()
         self._repeats_only = False
@@ -101,7 +102,7 @@ class Learner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
-        name = default_instance_id(self._settings.id)
+        name, self._started_at = default_instance_id(self._settings.id), time.monotonic()
         asyncio.get_running_loop().add_signal_handler(END_BETWEEN_STEPS, self._end_between_steps)
         async with self._nodes, self._bus.heartbeat("learner", name, self._describe) as heartbeat, self._broadcaster:
             try:
@@ -184,6 +185,8 @@ class Learner:
         except ValueError as error:
             raise as_learner_error(error) from error
         await committer.publish_base()
+        if checkpoint is not None:  # nodes that start too may have chosen a version: they are to be known by now
+            await asyncio.sleep(self._started_at + SUSPECT_SECONDS - time.monotonic())
         selector = self._make_selector(task_inputs, state)
         dispatcher = Dispatcher(
             self._bus,
@@ -274,9 +277,8 @@ class Learner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def _oldest_served_version(self) -> int | None:
-        """Return the oldest version that nodes serve; without nodes the newest on the bus, which a new node loads."""
-        served = self._served_version.oldest(self._nodes.members(), time.monotonic())
-        return self._publisher.last.version if served is None and self._publisher.last is not None else served
+        """Return the oldest version that nodes serve; without nodes the oldest that the first one may begin with."""
+        return self._served_version.oldest(self._nodes.members(), time.monotonic(), self._publisher.next_served)
 
     def _find_teacher(self, teacher: TeacherSettings) -> str | None:
         """Return the address of a teacher: its URL, else that of a node which serves it; None: there is none."""

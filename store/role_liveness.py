@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 
 from lightningbus.alerts.presence import Presence
 from lightningbus.alerts.table import RESTART_WINDOW_SECONDS
-from lightningbus.bus.fleet.node_state import DONE
+from lightningbus.bus.fleet.node_state import DONE, LEAVING_STATES
 from lightningbus.schemas.fleet import Heartbeat
 
-LEAVING_STATES = (DONE, "draining", "stopping")
-"""States of a process that stops on purpose."""
 ROLES_OF_MODELS = ("learner", "inference")
 """Roles whose processes are each of one model."""
 RESET_AFTER_SECONDS = 120.0

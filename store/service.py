@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from typing import Any, NamedTuple
 
 from clickhouse_connect.driver.client import Client
@@ -24,7 +25,7 @@ from lightningbus.store.ingest.batch import ColumnTypes, load_column_types
 from lightningbus.store.ingest.ingester import Ingester
 from lightningbus.store.ingest.inserter import Insert
 from lightningbus.store.ingest.writer import Writer, insert_over_http
-from lightningbus.store.lost_rollouts import LostRolloutCounter
+from lightningbus.store.lost_rollouts import NOT_COMPARABLE, LostRolloutCounter
 from lightningbus.store.rollout_retention import RolloutRetention
 from lightningbus.store.settings import StoreSettings
 from lightningbus.store.stall_detector import StallDetector
@@ -111,8 +112,11 @@ async def _ingest(
                 await lost_rollouts.update()
             except Exception as error:
                 log.warning("cannot count the missing rollouts: %s", error)
-            metrics.rollouts_missing.set(lost_rollouts.missing)
-            if lost_rollouts.missing > previous:
+            metrics.rollouts_missing.set(math.nan if lost_rollouts.missing is None else lost_rollouts.missing)
+            if lost_rollouts.missing is None:
+                if previous is not None:
+                    log.warning("lost rollouts cannot be counted any more: %s", NOT_COMPARABLE)
+            elif lost_rollouts.missing > (previous or 0):
                 log.error("%s", describe_alert("rollouts_missing", num_missing=lost_rollouts.missing))
 
     async def compare_loop() -> None:
@@ -136,10 +140,10 @@ async def _ingest(
             status["problem"] = problem
         if probe.disk_problem:
             status["disk"] = probe.disk_problem
-        if lost_rollouts.missing:
-            status["missing"] = lost_rollouts.missing
+        if lost_rollouts.missing != 0:
+            status["missing"] = lost_rollouts.missing or "unknown"
         if stall_detector.alert:
-            status["alert"] = stall_detector.alert
+            status |= {"alert": stall_detector.alert, "alerts": stall_detector.alerts}
         return {
             "state": "inserting" if not problem else "waiting",
             "address": without_secrets(url),

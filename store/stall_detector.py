@@ -98,11 +98,23 @@ class Stall:
     role: str
     reason: str
     model: str = ""
+    rule: str = "slow_left_out"
+    """Name of the alert rule."""
 
     @property
     def key(self) -> RoleKey:
         """Role and model of the stall; a role has at most one stall for each model."""
         return RoleKey(self.role, self.model)
+
+    @property
+    def cause(self) -> str:
+        """Role, model and rule: the same as long as the stall has the same cause, whatever its numbers."""
+        return f"{self.role}:{self.model}:{self.rule}"
+
+    @classmethod
+    def by_rule(cls, rule: str, role: str, model: str, /, **values: object) -> "Stall":
+        """Build a stall with the sentence of an alert rule."""
+        return cls(role, describe(rule, **values), model, rule)
 
 
 def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
@@ -118,18 +130,18 @@ def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
 def _find_full_disks(snapshot: SystemSnapshot) -> Iterator[Stall]:
     for beat in (*snapshot.members_in("store"), *snapshot.members_in("learner")):
         if beat.status.get("disk") and beat.state != DONE:
-            yield Stall(beat.role, describe("disk_full", role=beat.role, id=beat.id, problem=beat.status["disk"]))
+            yield Stall.by_rule("disk_full", beat.role, "", role=beat.role, id=beat.id, problem=beat.status["disk"])
 
 
 def _find_missing_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
     for key, seconds in snapshot.absent.items():
         if seconds >= limits.absent_seconds and (key.role == "learner" or snapshot.is_work_left):
             who = snapshot.name_of(key.role, key.model)
-            yield Stall(key.role, describe("role_gone", who=who, seconds=seconds), key.model)
+            yield Stall.by_rule("role_gone", key.role, key.model, who=who, seconds=seconds)
     for model, num_starts in snapshot.num_starts.items():
         if num_starts >= limits.num_starts:
             who = snapshot.name_of("learner", model)
-            yield Stall("learner", describe("restart_loop", who=who, num_starts=num_starts), model)
+            yield Stall.by_rule("restart_loop", "learner", model, who=who, num_starts=num_starts)
 
 
 def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
@@ -146,7 +158,7 @@ def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
             details += f"; the last {count} training attempts failed, the newest with {snapshot.last_failure}"
         details += "" if snapshot.num_tasks else "; no task is left in the queue"
         who, state = snapshot.name_of("learner", model), f"{learner.state}, {_format_status(learner)}"
-        yield Stall("learner", describe("no_step", seconds=seconds, who=who, state=state, details=details), model)
+        yield Stall.by_rule("no_step", "learner", model, seconds=seconds, who=who, state=state, details=details)
 
 
 def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
@@ -156,7 +168,7 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
             "num_tasks": snapshot.num_tasks,
             "num_ungraded": snapshot.num_ungraded,
         }
-        return Stall(role, describe(rule, **waited, **values), model)
+        return Stall.by_rule(rule, role, model, **waited, **values)
 
     if snapshot.store_problem:
         return stall("store", "store_cannot_write", problem=snapshot.store_problem)
@@ -190,11 +202,11 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
 
 def _format_status(beat: Heartbeat) -> str:
     """Format a role's status, without its own alert, which is shown beside this one."""
-    return ", ".join(f"{key} {value}" for key, value in beat.status.items() if key != "alert")
+    return ", ".join(f"{key} {value}" for key, value in beat.status.items() if key not in ("alert", "alerts"))
 
 
 class StallDetector:
-    """Checks every two seconds; `alert` joins the reasons of all stalls, empty without one."""
+    """Checks every two seconds; `alerts` has the reasons of all stalls by cause, and `alert` joins them."""
 
     def __init__(self, bus: Bus, fleet: Fleet, ingester: Ingester, writer: Writer, settings: StoreSettings) -> None:
         self._bus, self._fleet = bus, fleet
@@ -205,9 +217,14 @@ class StallDetector:
         self._work_since = time.monotonic()
         self._pace = StepPace()
         self._liveness = RoleLiveness(settings.expected, self._work_since)
-        self.alert = ""
+        self.alerts: dict[str, str] = {}
         self.training_bias = ""
         """Alert found by the last check, see `training_bias.find_bias`; empty: none."""
+
+    @property
+    def alert(self) -> str:
+        """The reasons of all stalls in one sentence; empty without one."""
+        return "; ".join(self.alerts.values())
 
     async def run(self) -> None:
         """Check for ever; an alert is published when a stall begins and when it ends.
@@ -231,7 +248,7 @@ class StallDetector:
                 log.exception("a stall check failed; the next one is in %g s", CHECK_INTERVAL_SECONDS)
 
     async def _update_alerts(self, stalls: list[Stall]) -> None:
-        self.alert = "; ".join(stall.reason for stall in stalls)
+        self.alerts = {stall.cause: stall.reason for stall in stalls}
         roles = {stall.role for stall in stalls}
         for role in roles | self._firing_roles:
             metrics.alert_firing.labels(role).set(role in roles)

@@ -1,9 +1,11 @@
 """Heartbeats in words. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from lightningbus.schemas.fleet import Heartbeat
 
+NUMBER = re.compile(r"[+-]?\d[\d.,]*(e[+-]?\d+)?")
 LABELS = {
     "rollouts_per_s": "rollouts/s",
     "rows_per_s": "rows/s",
@@ -17,7 +19,7 @@ LABELS = {
     "needs_full_weights": "needs a whole version",
 }
 """Readable labels for keys of a status; other keys are shown as they are."""
-HIDDEN = {"alert", "engine_id", "steps"}
+HIDDEN = {"alert", "alerts", "engine_id", "steps"}
 """Shown elsewhere, or of no use to a reader."""
 
 
@@ -54,3 +56,18 @@ def has_several_models(members: Iterable[Heartbeat]) -> bool:
 def firing_alerts(members: Iterable[Heartbeat]) -> list[str]:
     """List the alerts that the watchdogs report now."""
     return [str(beat.status["alert"]) for beat in members if beat.status.get("alert")]
+
+
+def find_alerts(members: Iterable[Heartbeat]) -> dict[str, str]:
+    """Map the causes of the alerts that fire now to their sentences, whose numbers change all the time.
+
+    A process that names no causes has one: its alert without the numbers.
+    """
+    alerts: dict[str, str] = {}
+    for beat in members:
+        sentence = str(beat.status.get("alert") or "")
+        causes = beat.status.get("alerts")
+        if not isinstance(causes, Mapping):
+            causes = {NUMBER.sub("", sentence): sentence} if sentence else {}
+        alerts |= {f"{beat.role}:{beat.id}:{cause}": str(causes[cause]) for cause in causes}
+    return alerts

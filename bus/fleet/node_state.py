@@ -8,6 +8,8 @@ State = Literal["starting", "awaiting_weights", "ready", "canary", "draining", "
 DEAD = "dead"
 DONE = "done"
 """The last state of a process that has finished its work, such as a learner after its last step."""
+LEAVING_STATES = (DONE, "draining", "stopping")
+"""States of a process that stops on purpose."""
 NodeEvent = Literal[
     "engine_up", "weights_applied", "canary_started", "no_servable_version", "engine_exited", "audit_failed", "stop"
 ]
@@ -73,10 +75,12 @@ def is_serving(beat: Heartbeat, model: str, version: int) -> bool:
 def observed_state(reported: str, silence: float) -> str:
     """Derive a node's state: the last reported one, unless the node has been silent for too long.
 
-    A process that is done falls silent, and stays done.
+    A process that is done falls silent, and stays done. One that stops falls silent too, and is not suspect for that.
     """
     if reported == DONE:
         return DONE
     if silence >= DEAD_SECONDS or reported == DEAD:
         return DEAD
+    if reported in LEAVING_STATES:
+        return reported
     return "suspect" if silence >= SUSPECT_SECONDS else reported

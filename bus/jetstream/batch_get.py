@@ -5,10 +5,11 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from lightningbus.bus.errors import BusError
+from lightningbus.bus.jetstream.nats_client import FastReconnectClient
 
 SEQUENCE = "Nats-Sequence"
 """The header with a message's sequence in its stream."""
@@ -19,37 +20,75 @@ END_STATUS = ("204", "404")
 
 @asynccontextmanager
 async def batch_get(
-    nc: Client, stream: str, request: Mapping[str, object], seconds: float
+    nc: FastReconnectClient, stream: str, request: Mapping[str, object], seconds: float
 ) -> AsyncIterator[AsyncIterator[Msg]]:
     """Request messages and iterate over them as they come; the block may leave early.
 
-    The iteration raises `BusError` when the stream does not answer, or is silent for ``seconds``.
+    After a reconnect the rest is requested at once. The iteration raises `BusError` when the stream does not answer, or
+    is silent for ``seconds``.
     """
-    messages: asyncio.Queue[Msg] = asyncio.Queue()
-    inbox = nc.new_inbox()
-    subscription = await nc.subscribe(inbox, cb=messages.put)
+    reading = _Reading(nc, stream, request)
+    nc.reconnect_listeners.add(reading.interrupt)
+    try:
+        await reading.send()
+        yield reading.read_messages(seconds)
+    finally:
+        nc.reconnect_listeners.discard(reading.interrupt)
+        await reading.close()
 
-    async def read_messages() -> AsyncIterator[Msg]:
-        while True:
+
+class _Reading:
+    """The messages that answer a request, and what is still to be requested."""
+
+    def __init__(self, nc: FastReconnectClient, stream: str, request: Mapping[str, object]) -> None:
+        self._nc, self._stream, self._request = nc, stream, dict(request)
+        self._messages: asyncio.Queue[Msg | None] = asyncio.Queue()
+        self._subscription: Subscription | None = None
+
+    def interrupt(self) -> None:
+        """Note that no further message of the last request comes."""
+        self._messages.put_nowait(None)
+
+    async def send(self) -> None:
+        """Request what has not come, on an inbox of its own: what an earlier request leads to is left out."""
+        await self.close()
+        self._messages = asyncio.Queue()
+        inbox = self._nc.new_inbox()
+        self._subscription = await self._nc.subscribe(inbox, cb=self._messages.put)
+        payload = json.dumps(self._request).encode()
+        await self._nc.publish(f"$JS.API.DIRECT.GET.{self._stream}", payload, reply=inbox)
+
+    async def close(self) -> None:
+        """Receive nothing more."""
+        if self._subscription is not None and self._nc.is_connected:
+            await self._subscription.unsubscribe()
+        self._subscription = None
+
+    async def read_messages(self, seconds: float) -> AsyncIterator[Msg]:
+        """Iterate over the messages; see `batch_get`."""
+        stream = self._stream
+        while self._request.get("batch") != 0:
             try:
                 async with asyncio.timeout(seconds):
-                    message = await messages.get()
+                    message = await self._messages.get()
             except TimeoutError:
                 raise BusError(f"stream {stream} cannot be looked into: no answer within {seconds:g} s") from None
+            if message is None:
+                await self.send()
+                continue
             headers = message.headers or {}
             if headers.get(STATUS) in END_STATUS:
                 return
             if STATUS in headers:
                 reason = headers.get("Description", headers[STATUS])
                 raise BusError(f"stream {stream} cannot be looked into: {reason}")
+            self._note(message)
             yield message
 
-    try:
-        await nc.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
-        yield read_messages()
-    finally:
-        if nc.is_connected:
-            await subscription.unsubscribe()
+    def _note(self, message: Msg) -> None:
+        self._request["seq"] = sequence_of(message) + 1
+        if isinstance(num_left := self._request.get("batch"), int):
+            self._request["batch"] = num_left - 1
 
 
 def sequence_of(message: Msg) -> int:

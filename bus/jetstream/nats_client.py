@@ -1,12 +1,19 @@
 """nats-py's client as a role needs it: a lost connection is left at once, with today's keys, never in the clear."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
 from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
 
+from lightningbus.common.aio import WorkInterruptedError, run_unless
+
+LOOK_UPS = ("$JS.API.DIRECT.GET.", "$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.INFO.", "$JS.API.CONSUMER.INFO.")
+"""Beginnings of the subjects of requests that change nothing, so that they may be sent twice."""
 AUTH_ERRORS = ("authorization violation", "authentication")
 """Beginnings of the server's errors, lower-cased by nats-py, about a user or account that it no longer knows."""
 
@@ -28,6 +35,14 @@ class FastReconnectClient(NatsClient):
         super().__init__()
         self._credentials = credentials
         self._must_encrypt = must_encrypt
+        self.reconnect_listeners: set[Callable[[], None]] = set()
+        """Called after each reconnect. The answer to a request that was under way then does not come any more."""
+
+    @property
+    def is_of_cluster(self) -> bool:
+        """Whether the server may answer from a copy that is behind: it is one of a cluster, or without streams."""
+        info = self._server_info
+        return bool(info.get("cluster")) or not info.get("jetstream")
 
     @property
     def peer_certificate(self) -> dict[str, Any] | None:
@@ -36,11 +51,37 @@ class FastReconnectClient(NatsClient):
         encrypted = writer.get_extra_info("ssl_object") if writer is not None else None
         return encrypted.getpeercert() if encrypted is not None else None
 
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """Send a request and return its answer, see nats-py; a look-up is sent again at once after a reconnect."""
+        if not subject.startswith(LOOK_UPS):
+            return await super().request(subject, payload, timeout, old_style, headers)
+        deadline = asyncio.get_running_loop().time() + timeout
+        while (left := deadline - asyncio.get_running_loop().time()) > 0:
+            reconnected = asyncio.Event()
+            self.reconnect_listeners.add(reconnected.set)
+            try:
+                return await run_unless(reconnected.wait(), super().request(subject, payload, left, old_style, headers))
+            except WorkInterruptedError:
+                continue
+            finally:
+                self.reconnect_listeners.discard(reconnected.set)
+        raise NatsTimeoutError
+
     async def _attempt_reconnect(self) -> None:
         writer: Any = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
         await super()._attempt_reconnect()
+        if self.is_connected:
+            for listener in tuple(self.reconnect_listeners):
+                listener()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         writer: Any = getattr(self._transport, "_io_writer", None)

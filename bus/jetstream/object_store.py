@@ -18,13 +18,13 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from nats.aio.client import Client
 from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
 from lightningbus.bus.errors import BusError, StreamFullError
 from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
+from lightningbus.bus.jetstream.nats_client import FastReconnectClient
 from lightningbus.bus.jetstream.publisher import Publisher
 from lightningbus.bus.jetstream.verified_download import open_verified_writer
 from lightningbus.common.observability import metrics
@@ -55,7 +55,7 @@ class ObjectInfo(msgspec.Struct):
 class ObjectStore:
     """Puts and gets blobs, in the buckets provisioning has made."""
 
-    def __init__(self, nc: Client, js: JetStreamContext, publisher: Publisher) -> None:
+    def __init__(self, nc: FastReconnectClient, js: JetStreamContext, publisher: Publisher) -> None:
         self._nc = nc
         self._js = js
         self._publisher = publisher

@@ -6,7 +6,7 @@ With keys, only messages signed by an authorised role count: see `lightningbus.b
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
@@ -53,7 +53,9 @@ class VersionTarget(Generic[M]):
 class MonotonicSequence:
     """The newest sequence seen on a subject, although single servers may lag."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_lag: Callable[[], bool] = lambda: True) -> None:
+        """``may_lag`` returns whether the answer may be of a server that is behind others."""
+        self._may_lag = may_lag
         self.sequence = 0
         """Last sequence in the stream; 0: none."""
         self._behind_since: float | None = None
@@ -63,7 +65,7 @@ class MonotonicSequence:
         now = time.monotonic()
         if sequence < self.sequence:
             self._behind_since = now if self._behind_since is None else self._behind_since
-            if now - self._behind_since < REPLICA_LAG_SECONDS:
+            if self._may_lag() and now - self._behind_since < REPLICA_LAG_SECONDS:
                 return False
         self.sequence, self._behind_since = sequence, None
         return True
@@ -84,7 +86,7 @@ class VersionRegistry(Generic[M, R]):
         self._manifests: SignedLog[M] = versions
         self._decisions: SignedLog[R] = decisions
         self._initial: R = initial
-        self._last_decision, self._last_manifest = MonotonicSequence(), MonotonicSequence()
+        self._last_decision, self._last_manifest = (MonotonicSequence(lambda: bus.nc.is_of_cluster) for _ in range(2))
         self._read_up_to = 0
         """Sequence of the last decision that is part of the state, or was passed over."""
         self.state: R = initial

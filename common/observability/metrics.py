@@ -162,7 +162,8 @@ insert_failures = register(
 )  # fmt: skip
 rollouts_missing = register(
     Gauge, "store", "store_rollouts_missing",
-    "Tasks that the broker counts as settled, without a result in ClickHouse; read every ten seconds.",
+    "Tasks that the broker counts as settled, without a result in ClickHouse; read every ten seconds. NaN: unknown, as "
+    "the bus is an older copy of itself, or another bus uses the database too.",
     "Above 0: rows were lost, removed (`retention_days`), or are in another ClickHouse; see the log of the store.",
 )  # fmt: skip
 alert_firing = register(

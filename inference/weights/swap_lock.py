@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError, FencedError
@@ -93,9 +94,27 @@ class SwapLock:
         try:
             await self._publish(released=True, last=sequence)
         except FencedError:
-            log.warning("another node acquired the swap lock: this one sent no heartbeat for too long")
+            await self._release_again(sequence)
+            return
         except BusError as error:
             log.warning("the swap lock was not released: %s", error)
+            return
+        self._must_release = False
+
+    async def _release_again(self, expected: int) -> None:
+        """Release the lock under another sequence, or find that another node has it.
+
+        A message of this node that the bus stored without an answer to it changes the sequence, and so does a bus that
+        is an older copy of itself.
+        """
+        try:
+            lock, sequence = await self._last()
+            if lock is not None and lock.node == self._node_id and not lock.released:
+                await self._publish(released=True, last=sequence)
+            elif lock is not None and lock.node != self._node_id and sequence > expected:
+                log.warning("another node acquired the swap lock: this one sent no heartbeat for too long")
+        except (BusError, NatsError) as error:  # `release_stale` tries again
+            log.warning("the swap lock was not released: %s", str(error) or type(error).__name__)
             return
         self._must_release = False
 

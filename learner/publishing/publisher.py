@@ -91,7 +91,19 @@ class WeightPublisher:
         self.last = newest.event if newest is not None else None
         self._last_sequence = last.sequence if last is not None else 0
         self._blob_names = filter_model(self._settings.model, await self._transport.list_names(BUCKET))
+        await self._releases.refresh()
         return self.last
+
+    @property
+    def next_served(self) -> int | None:
+        """The version that a node which starts now begins with: the newest, or an older one that is pinned.
+
+        None: there is none. A pin counts from the next publish on.
+        """
+        if self.last is None:
+            return None
+        pinned = self._releases.state.pinned
+        return self.last.version if pinned is None else min(pinned, self.last.version)
 
     async def wait_until_fenced(self, epoch: int) -> None:
         """Wait until a learner of a newer epoch has published, then raise `LearnerError`: this one must stop."""

@@ -7,6 +7,8 @@ from lightningbus.schemas.fleet import Heartbeat
 
 SWAP_SECONDS = 60.0
 """A node that serves an older version than another for longer is not waited for: its swap is late or fails."""
+STARTING_STATES = ("starting", "awaiting_weights", "canary")
+"""States of a node that may have chosen its version already, and does not serve it yet."""
 
 
 class ServedVersion:
@@ -15,14 +17,24 @@ class ServedVersion:
     def __init__(self, model: str) -> None:
         self._model = model
         self._behind_since: dict[str, float] = {}
+        self._next_when_seen: dict[str, int] = {}
+        """The ``next_served`` of the moment in which a node was first seen to start, by node."""
 
-    def oldest(self, nodes: Iterable[Heartbeat], now: float) -> int | None:
-        """Find the oldest version that ready nodes serve; None if there is none. ``now`` is in seconds."""
-        versions = {
-            node.id: node.version
+    def oldest(self, nodes: Iterable[Heartbeat], now: float, next_served: int | None = None) -> int | None:
+        """Find the oldest version that ready nodes serve; without them, the oldest that the first one may begin with.
+
+        ``next_served`` is the version that a node chooses now; None: there is none. A node that starts may have chosen
+        it long ago, since it loads for a while. ``now`` is in seconds.
+        """
+        nodes = [node for node in nodes if node.model == self._model]
+        versions = {node.id: node.version for node in nodes if is_ready(node.state) and node.version is not None}
+        self._next_when_seen = {
+            node.id: self._next_when_seen.get(node.id, next_served)
             for node in nodes
-            if is_ready(node.state) and node.model == self._model and node.version is not None
+            if node.state in STARTING_STATES and next_served is not None
         }
+        if not versions:
+            return min([*self._next_when_seen.values(), next_served], default=None) if next_served is not None else None
         newest = max(versions.values(), default=None)
         self._behind_since = {
             node_id: self._behind_since.get(node_id, now) for node_id, version in versions.items() if version != newest

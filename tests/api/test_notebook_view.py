@@ -52,7 +52,46 @@ async def test_an_alert_is_printed_when_it_begins_and_again_after_it_was_over(
                 while next((beat.status["alert"] for beat in fleet.members() if "alert" in beat.status), "") != alert:
                     moves.clear()
                     await moves.wait()
-    assert [line for line in capsys.readouterr().err.splitlines() if "ALERT" in line] == [
+    assert [line for line in capsys.readouterr().err.splitlines() if "the last" in line] == [
         "ALERT  the last 3 groups",
+        "OVER   the last 3 groups",
         "ALERT  the last 5 groups",
     ]
+
+
+async def test_an_alert_is_printed_once_for_its_cause_whatever_else_it_says(
+    bus: Bus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence of a learner that makes no step has the learner's status, in which much changes."""
+    stuck = [
+        "no training step for 95 s: the learner is waiting, step 3, reward 0.5",
+        "no training step for 97 s: the learner is waiting, step 3, reward 0.5, groups 2/8; no task is left",
+        "no training step for 99 s: the learner is training, step 3, reward 1e-05, staleness 1",
+    ]
+    gone = {"runner::no_runner": "no runner is there"}
+    alerts_in_turn = [
+        {"learner::no_step": stuck[0]},
+        {"learner::no_step": stuck[1]},
+        {"learner::no_step": stuck[2]} | gone,
+        gone,
+    ]
+    status: dict[str, Any] = {}
+    moves = asyncio.Event()
+    async with (
+        bus.fleet("*") as fleet,
+        bus.heartbeat("store", "s", lambda: {"state": "inserting", "status": {**status}}) as heartbeat,
+    ):
+        bar = tqdm(unit="step", file=io.StringIO())
+        bar.refresh = moves.set
+        async with NotebookView(fleet, "train", bar).showing(), asyncio.timeout(HANG_SECONDS):
+            for alerts in alerts_in_turn:
+                status |= {"alert": "; ".join(alerts.values()), "alerts": alerts}
+                moves.clear()
+                await heartbeat.send_now()
+                await moves.wait()
+                while not any(beat.status.get("alerts") == alerts for beat in fleet.members()):
+                    moves.clear()
+                    await moves.wait()
+    assert capsys.readouterr().err.splitlines() == [
+        f"ALERT  {stuck[0]}", "ALERT  no runner is there", f"OVER   {stuck[0]}",
+    ]  # fmt: skip

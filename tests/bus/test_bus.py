@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from lightningbus.bus.errors import (
     classify,
 )
 from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
 from lightningbus.bus.jetstream.object_store import CHUNK_BYTES
 from lightningbus.bus.lease import LeaseRenewer
 from lightningbus.bus.streams.provisioning import ensure_stream
@@ -36,6 +38,7 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.weights.events import Blob
 from lightningbus.tasks.task_publisher import TaskPublisher
+from tests.pausing import paused
 from tests.polling import HANG_SECONDS
 
 
@@ -419,3 +422,37 @@ async def test_a_cancellation_that_is_forgotten_once_is_asked_for_again() -> Non
     await asyncio.sleep(0)
     await cancel_and_wait(task, retry_after=0.01)
     assert task.cancelled() and forgotten == 3
+
+
+async def look_up(bus: Bus) -> int:
+    """One stored message, by its stream and subject."""
+    message = await bus.nc.request(
+        f"$JS.API.DIRECT.GET.WEIGHTS.{subjects.weights('policy')}", b"", timeout=2 * HANG_SECONDS
+    )
+    return int((message.headers or {})["Nats-Sequence"])
+
+
+async def read_batch(bus: Bus) -> int:
+    """Several stored messages for one request."""
+    request = {"batch": 2, "seq": 1, "next_by_subj": subjects.weights("policy")}
+    async with batch_get(bus.nc, "WEIGHTS", request, 2 * HANG_SECONDS) as messages:
+        return [sequence_of(message) async for message in messages][-1]
+
+
+@pytest.mark.parametrize("read", [look_up, read_batch])
+async def test_a_read_whose_answer_is_lost_with_the_connection_is_asked_again_at_once(
+    nats: NatsServer, bus: Bus, read: Callable[[Bus], Awaitable[int]]
+) -> None:
+    """It would wait for its timeout, of a minute for the chunks of a weight file."""
+    for version in range(2):
+        await bus.js.publish(subjects.weights("policy"), b"%d" % version)
+    assert nats.process is not None
+    with paused(nats.process.pid):
+        sent = bus.nc.stats["out_msgs"]
+        reading = asyncio.create_task(read(bus))
+        async with asyncio.timeout(HANG_SECONDS):
+            while bus.nc.stats["out_msgs"] == sent or bus.nc._pending_data_size:
+                await asyncio.sleep(0.01)
+        bus.nc._transport._io_writer.transport.abort()  # type: ignore[union-attr]
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await reading == 2

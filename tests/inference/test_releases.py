@@ -12,6 +12,7 @@ from hypothesis import given
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError, FencedError
+from lightningbus.bus.jetstream.nats_client import FastReconnectClient
 from lightningbus.bus.weights import version_registry as releases_module
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.bus.weights.version_cache import WeightCache
@@ -199,11 +200,14 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
         assert [version for version, _ in engine.loaded] == [0, 1, 2, 3, 2], "a good version is not served beside a pin"
 
 
+@pytest.mark.parametrize(("is_of_cluster", "lag_seconds"), [(False, 2 * HANG_SECONDS), (True, 0.5)])
 async def test_nodes_follow_a_stream_that_was_made_anew(
-    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_cluster: bool, lag_seconds: float
 ) -> None:
-    """Its sequences begin again; a server that is behind says the same, but not for long."""
-    monkeypatch.setattr(releases_module, "REPLICA_LAG_SECONDS", 0.5)
+    """Its sequences begin again; a server of a cluster that is behind says the same, but not for long."""
+    assert not bus.nc.is_of_cluster
+    monkeypatch.setattr(FastReconnectClient, "is_of_cluster", is_of_cluster)
+    monkeypatch.setattr(releases_module, "REPLICA_LAG_SECONDS", lag_seconds)
     monkeypatch.setattr(subscriber_module, "RECHECK_SECONDS", 0.1)
     releases = WeightRegistry(bus, "policy")
     for version in range(5):

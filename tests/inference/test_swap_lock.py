@@ -284,3 +284,27 @@ async def test_a_turn_that_was_taken_without_an_answer_is_given_back(bus: Bus) -
         await lock.release_stale()
     last = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
     assert last is not None and last[0].node == "n0" and last[0].released
+
+
+@pytest.mark.parametrize("num_before", [0, 3], ids=["stored without an answer", "an older copy of the bus"])
+async def test_a_node_that_is_alone_finds_its_lock_under_another_sequence(
+    bus: Bus, caplog: pytest.LogCaptureFixture, num_before: int
+) -> None:
+    """A bus that was cut off may have the node's message twice, or less than the node knows."""
+    subject = subjects.swap_lock("policy")
+    for number in range(num_before):
+        await bus.publish(
+            subject, SwapLockState(model="policy", node="b", released=True, acquired_at_ns=number), msg_id=f"b{number}"
+        )
+    async with SwapLock(bus, "a", "policy") as lock:
+        await lock.release_stale()
+        async with lock.hold():
+            last = await bus.get_last(subjects.WEIGHTS, subject, SwapLockState)
+            assert last is not None
+            if num_before:
+                await bus.js.delete_msg(subjects.WEIGHTS, last[1])
+            else:
+                await bus.publish(subject, last[0], msg_id="again")
+    last = await bus.get_last(subjects.WEIGHTS, subject, SwapLockState)
+    assert last is not None and last[0].released
+    assert not caplog.messages, "no other node has it"

@@ -7,6 +7,7 @@ import pytest
 
 from lightningbus.alerts.publisher import AlertPublisher, Reason
 from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode, encode
 from lightningbus.schemas.fleet import Alert, Heartbeat, Role
@@ -281,6 +282,25 @@ def test_a_learner_that_was_stopped_and_is_back_begins_anew() -> None:
     assert liveness.since(key) == 60.0, "nobody stopped that one on purpose"
 
 
+@pytest.mark.parametrize(
+    ("role", "state"), [("learner", "stopping"), ("inference", "draining"), ("learner", "waiting")]
+)
+async def test_a_process_that_announces_its_stop_and_falls_silent_is_not_missing(
+    bus: Bus, role: str, state: str
+) -> None:
+    """As a learner whose training ends early, by a callback or a budget, while evaluations go on."""
+    now, liveness = 0.0, RoleLiveness([], 0.0)
+    async with bus.fleet(role) as here, Fleet(bus.nc, role, lambda: now) as fleet, asyncio.timeout(HANG_SECONDS):
+        async with bus.heartbeat(role, "l", lambda: {"state": state}):
+            while not fleet.members():
+                await here.wait_for_change()
+        await bus.nc.flush()
+        for _ in range(20):
+            liveness.observe(fleet.members(), now)
+            now += 2.0
+    assert bool(liveness.absent(now)) == (state == "waiting")
+
+
 def test_a_learner_that_waits_because_attempts_fail_is_said_to() -> None:
     waiting = {
         "seconds_since_rollout": 1.0,
@@ -291,6 +311,14 @@ def test_a_learner_that_waits_because_attempts_fail_is_said_to() -> None:
     assert stall.reason.endswith("; the last 6,087 training attempts failed, the newest with agent_error: no context")
     (stall,) = diagnose(snapshot(RUNNER, NODE, LEARNER, num_failed_attempts=3, **waiting), StallThresholds(60, 60))
     assert "attempts" not in stall.reason, "a few may be chance"
+
+
+def test_a_stall_keeps_its_cause_whatever_the_learner_says_of_itself() -> None:
+    beats = [other(LEARNER, status=status) for status in ({"groups": "3/8"}, {"reward": 1e-05, "disk": ""})]
+    beats.append(other(LEARNER, state="training", status={}))
+    late = {"seconds_since_rollout": 1.0, "seconds_since_step": {"": 95.0}}
+    stalls = [diagnose(snapshot(RUNNER, NODE, beat, **late), StallThresholds(60, 60)) for beat in beats]
+    assert {stall.cause for (stall,) in stalls} == {"learner::no_step"} and len({s.reason for (s,) in stalls}) == 3
 
 
 def test_an_alert_of_the_learner_itself_is_not_said_twice() -> None:

@@ -1,6 +1,7 @@
 """ClickHouse cannot write: nothing is acknowledged that is not in its tables, and whoever asks learns why."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.bus.fleet.readiness import not_ready_reason
 from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.schemas import subjects
@@ -28,9 +30,9 @@ async def publish(bus: Bus, name: str, count: int) -> None:
             await send(bus, part, f"{name}:{number}:{part.sequence}")
 
 
-async def finish_tasks(bus: Bus, count: int) -> None:
+async def finish_tasks(bus: Bus, count: int, first: int = 0) -> None:
     """Publish tasks, send the spans of each, and acknowledge it, as a runner does."""
-    tasks = [Task(id=f"t{number}", run_id="run", agent="default", input=1) for number in range(count)]
+    tasks = [Task(id=f"t{first + number}", run_id="run", agent="default", input=1) for number in range(count)]
     for task in tasks:
         await TaskPublisher(bus).publish_task(task)
     runners = runner_consumer("default", "train")
@@ -162,3 +164,29 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     async with asyncio.timeout(HANG_SECONDS), bus.fleet("store") as stores:
         while not any(beat.status.get("missing") == 2 for beat in stores.members()):
             await stores.wait_for_change()
+
+
+async def test_on_an_older_copy_of_the_bus_nobody_knows_how_many_rollouts_are_missing(
+    start_store: Start, tmp_path: Path
+) -> None:
+    """ClickHouse has what came after the copy was made, and that would make up for as many losses."""
+    async with nats_server(tmp_path / "bus") as server, Bus.connect(server.url) as bus:
+        await bus.provision()
+        await finish_tasks(bus, 2)
+    shutil.copytree(tmp_path / "bus", tmp_path / "copy")
+    async with nats_server(tmp_path / "bus") as server, Bus.connect(server.url) as bus:
+        store = await asyncio.to_thread(start_store, server.url)
+        losses = LostRolloutCounter(bus, await asyncio.to_thread(client, store.url))
+        await finish_tasks(bus, 2, first=2)
+        await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 4)
+        for _ in range(2):
+            await losses.update()
+        assert losses.missing == 0
+        async with nats_server(tmp_path / "copy") as copy, Bus.connect(copy.url) as copied:
+            losses = LostRolloutCounter(copied, await asyncio.to_thread(client, store.url))
+            await losses.update()
+            assert losses.missing is None
+            await finish_tasks(copied, 4, first=4)  # ClickHouse, which follows the other bus, does not get them
+            for _ in range(2):
+                await losses.update()
+            assert losses.missing is None, "they are no proof that none is missing"

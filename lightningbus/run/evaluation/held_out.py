@@ -128,6 +128,7 @@ class HeldOut:
         self._stack, self._client, self._sets = stack, client, sets
         self._pins, self._on_evaluation = pins, on_evaluation
         self._due: Sequence[HeldOutSet] = ()
+        self._oldest_due = 0
 
     def is_complete(self, versions: Mapping[str, int]) -> bool:
         """Return whether these versions, one of each model, have been evaluated in every way, with whatever prompts."""
@@ -147,6 +148,24 @@ class HeldOut:
                 async for evaluation in evaluations:
                     await self._on_evaluation(evaluation)
 
+    async def pin_interrupted(self) -> dict[str, int] | None:
+        """Pin the versions whose evaluation an earlier start did not end, and return them; None: there are none.
+
+        Called before learners start. From then on no version is due that is older than the newest of now: nodes would
+        go back to it while tasks are out, and the learner would train what they sample beyond the staleness bound.
+        Tasks that were out while the earlier start had its version pinned are of that version or an older one.
+        """
+        main = self._pins.registries[self._pins.main]
+        async for newest, _ in main.list_versions():
+            self._oldest_due = newest.version
+            break
+        if await self._pins.is_taken() or (last := self._pins.find_last_pinned(self._pins.main)) is None:
+            return None
+        sets = [each for each in self._sets if each.choose_due([last], self._pins.main)]
+        if last >= self._oldest_due or not sets or not await self._pins.are_loadable({self._pins.main: last}):
+            return None
+        return await self._pin(last, sets)
+
     async def pin_due(self, is_over: bool) -> dict[str, int] | None:
         """Pin the next versions to evaluate and return them; unpin and return None if there are none.
 
@@ -157,13 +176,17 @@ class HeldOut:
             return None
         main = self._pins.registries[self._pins.main]
         due = await self._find_due(main.state, is_over)
-        if due is None or main.state.pinned != due[0]:
+        is_alone = len(self._pins.registries) == 1
+        if due is None or (main.state.pinned != due[0] and not is_alone):
             await self._pins.unpin()  # so that the other models go on to their newest versions
-        others = await self._pins.find_newest(but=self._pins.main) if due else None
-        if due is None or others is None:
+        return await self._pin(*due) if due is not None else None
+
+    async def _pin(self, version: int, sets: Sequence[HeldOutSet]) -> dict[str, int] | None:
+        """Pin a version of the main model, and the newest of the others, for `run`; None: another one has none yet."""
+        others = await self._pins.find_newest(but=self._pins.main)
+        if others is None:
             return None
-        version, self._due = due
-        versions = {self._pins.main: version, **others}
+        self._due, versions = sets, {self._pins.main: version, **others}
         await self._pins.pin(versions, "held-out tasks are being answered")
         return versions
 
@@ -179,7 +202,7 @@ class HeldOut:
         servable = [
             version
             for version, manifest in published.items()
-            if is_servable(release, manifest) and not (is_over and version == last)
+            if version >= self._oldest_due and is_servable(release, manifest) and not (is_over and version == last)
         ]
         due: dict[int, list[HeldOutSet]] = {}
         for each in self._sets:

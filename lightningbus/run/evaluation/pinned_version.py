@@ -156,6 +156,12 @@ class VersionPins:
             if release.pinned is not None and self._is_own(release):
                 await registry.append_decision("unpinned", release.pinned, actor=self._actor)
 
+    def find_last_pinned(self, model: str) -> int | None:
+        """Return the version of a model that this job, or an earlier start of it, pinned last; None: there is none."""
+        decisions = self.registries[model].state.decisions
+        pins = (each.version for each in reversed(decisions) if (each.action, each.actor) == ("pinned", self._actor))
+        return next(pins, None)
+
     async def keep(self, model: str, version: int, reason: str) -> None:
         """Let the files of a version stay, in place of the one that was kept before."""
         registry = self.registries[model]

@@ -265,6 +265,8 @@ class _Training:
         """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""
         learner, is_over = self._learners.settings[0], asyncio.Event()
         turns: list[Turn] = [*([self._held_out] if self._heldout.has_turns else []), *self._rounds]
+        if self._heldout.has_turns:
+            await self._end_evaluation()
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
         async with self._phase("training", f"training: {size}"), self._counting_steps():
             await self._learners.start()
@@ -280,6 +282,15 @@ class _Training:
 
             following = run_unless(watch_learners(), take_turns(self._stack.bus, self._pins, turns, is_over))
             await self._stack.or_child_failure(following)
+
+    async def _end_evaluation(self) -> None:
+        """End the evaluation that an earlier start left, before learners train on."""
+        versions = await self._held_out.pin_interrupted()
+        if versions is None:
+            return
+        async with self._phase("evaluating", f"held-out tasks under {format_label(versions)}, which were interrupted"):
+            await self._held_out.run(versions)
+            await self._pins.unpin()
 
     async def _wait_finished(self) -> None:
         """Wait until the learners have ended by themselves."""

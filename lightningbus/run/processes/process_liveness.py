@@ -83,7 +83,7 @@ class LivenessWatch:
         """Return the supervisor's heartbeat: the expected children, and alerts for the absent ones."""
         detail: dict[str, Any] = {"expects": ", ".join(self._supervisor.expected())}
         if self._absent:
-            detail["alert"] = "; ".join(self._absent.values())
+            detail |= {"alert": "; ".join(self._absent.values()), "alerts": self._absent}
         return {"state": "watching", "status": detail}
 
     async def run(self) -> None:
