@@ -33,7 +33,7 @@ ELSEWHERE = {
     "torchrun": "# on ",
 }
 """How a block begins whose commands are not ours; tests/hosts runs those of the last two."""
-ANYWHERE = {"curl", "make", "rollouts", "export", "pip", "source", "python", "cp"}
+ANYWHERE = {"curl", "make", "rollouts", "export", "pip", "source", "python", "cp", "cd"}
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
