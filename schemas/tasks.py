@@ -61,6 +61,8 @@ class Task(TaskIdentity, frozen=True, kw_only=True):
     """Exact version of each prompt listed; other prompts use their released version."""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
+    reward_name: Annotated[str, Meta(max_length=64)] | None = None
+    """Name of the reward that counts in figures; empty: the main one; nil: the one that each model is trained on."""
     labels: Labels = field(default_factory=dict)
     """To group reports by, such as ``{"difficulty": "hard"}``; agents do not see them."""
 

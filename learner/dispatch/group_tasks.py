@@ -7,7 +7,7 @@ from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.selection.selector import TaskSelector
 from lightningbus.learner.selection.task_order import TaskOrder
-from lightningbus.learner.selection.task_sets import TaskSets
+from lightningbus.learner.selection.task_sets import TaskSets, find_set_reward
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_loading import TaskInput
@@ -73,6 +73,7 @@ def tasks_of_group(task_input: TaskInput, turn: str, settings: LearnerSettings, 
 
     Deterministic, so that a restarted learner publishes the same tasks under the same message ids.
     """
+    reward_name = None if settings.role_models else find_set_reward(settings, task_input.id)
     return [
         Task(
             id=task_id(task_input, turn, replacement, settings),
@@ -87,6 +88,7 @@ def tasks_of_group(task_input: TaskInput, turn: str, settings: LearnerSettings, 
             model=settings.main_model,
             role_models=settings.role_models,
             sampling_params=settings.sampling_params,
+            reward_name=reward_name,
         )
         for sample in range(settings.group_size)
     ]

@@ -36,6 +36,12 @@ class TaskSets:
         return self._index.get(task.partition(SET_SEPARATOR)[0], 0)
 
 
+def find_set_reward(settings: LearnerSettings, task: str) -> str | None:
+    """Return the name of the reward that the set of a task trains on instead of the learner's; None: it has no own."""
+    sets = {each.name: each.reward for each in settings.task_sets}
+    return sets.get(task.partition(SET_SEPARATOR)[0])
+
+
 def list_credits(settings: LearnerSettings) -> list[CreditSettings]:
     """List the settings of credit that a run uses: the learner's, and those of sets that have their own."""
     return [settings.credit, *(each.credit for each in settings.task_sets if each.credit is not None)]

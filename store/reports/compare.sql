@@ -1,5 +1,5 @@
 -- title: Comparison of two runs or two versions
--- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. The standard error is over tasks, as in reward_by_version, and its difference is that of the difference of two means, sqrt(a² + b²).
+-- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. Rewards are those that count in reward_by_version. The standard error is over tasks, as in reward_by_version, and its difference is that of the difference of two means, sqrt(a² + b²).
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1
@@ -11,13 +11,14 @@ WITH metrics AS
 (
     SELECT side, arrayJoin([
         ('01 rollouts', toFloat64(count())), ('02 ended well', countIf(outcome = 'ok') / count()),
-        ('03 mean reward', avgIf(reward, outcome = 'ok') AS mean),
-        ('04 standard error of the mean reward', if(uniqExactIf(task_id, outcome = 'ok') AS tasks > 1,
-            sqrt(tasks / (tasks - 1) * greatest(0, sumIf(of_task * of_task / num_of_task, outcome = 'ok')
-                - 2 * mean * sumIf(of_task, outcome = 'ok') + mean * mean * sumIf(num_of_task, outcome = 'ok')))
-                / countIf(outcome = 'ok'), NULL)),
-        ('05 reward spread', stddevPopIf(reward, outcome = 'ok')),
-        ('06 mean reward of the newest version', avgIf(reward, outcome = 'ok' AND version = newest)),
+        ('03 mean reward', avgIf(counted, isNotNull(counted)) AS mean),
+        ('04 standard error of the mean reward', if(uniqExactIf(task_id, isNotNull(counted)) AS tasks > 1,
+            sqrt(tasks / (tasks - 1) * greatest(0, sumIf(of_task * of_task / num_of_task, isNotNull(counted))
+                - 2 * mean * sumIf(of_task, isNotNull(counted)) + mean * mean * sumIf(num_of_task, isNotNull(counted))))
+                / countIf(isNotNull(counted)), NULL)),
+        ('05 reward spread', stddevPopIf(counted, isNotNull(counted))),
+        ('06 mean reward of the newest version', avgIf(counted, isNotNull(counted) AND version = newest)),
+        ('06 rollouts of the newest version', toFloat64(countIf(version = newest))),
         ('07 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
         ('08 mean model seconds', avg(model_seconds)), ('09 mean calls', avg(num_calls)),
         ('10 mean tokens sampled', avg(response_tokens)), ('11 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
@@ -26,14 +27,20 @@ WITH metrics AS
     FROM
     (
         SELECT *, max(version) OVER (PARTITION BY side) AS newest,
-            sumIf(ifNull(reward, 0), outcome = 'ok') OVER (PARTITION BY side, task_id) AS of_task,
-            countIf(outcome = 'ok') OVER (PARTITION BY side, task_id) AS num_of_task
+            sum(ifNull(counted, 0)) OVER (PARTITION BY side, task_id) AS of_task,
+            countIf(isNotNull(counted)) OVER (PARTITION BY side, task_id) AS num_of_task
         FROM (SELECT *, arrayJoin(arrayFilter(one -> one != '', [
             if(run_id = {a:String} AND {version_a:Int64} IN (-1, version), 'a', ''),
             if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
             FROM (
-                SELECT *, if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version
-                FROM rollouts WHERE {model:String} = '' OR mapContains(newest_versions, {model:String})
+                SELECT r.* , if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version,
+                    c.counted AS counted
+                FROM (SELECT * FROM rollouts WHERE {model:String} = '' OR mapContains(newest_versions, {model:String})) AS r
+                LEFT ANY JOIN (
+                    SELECT run_id, rollout_id, toNullable(counted_reward) AS counted FROM counted_rewards
+                    WHERE if({model:String} = '', (run_id, rollout_id, model) IN (SELECT run_id, rollout_id, model FROM tasks),
+                        model = {model:String})
+                ) AS c ON r.run_id = c.run_id AND r.rollout_id = c.rollout_id
             )
             WHERE mode = {mode:String} AND evaluation = {evaluation:String})
     )

@@ -1,7 +1,8 @@
 """The reward that counts for a rollout in every figure: the report, the page, the Python API, trackers. Pure.
 
-A rollout counts once for each model that answered it. Its reward is the one that the model's learner trains on:
-``rewards[name]`` where the setting ``reward`` names one, else the main reward.
+A rollout counts once for each model that answered it. Its reward is the one that its task names, as those of a suite
+with a reward of its own do, else the one that the model's learner trains on: ``rewards[name]`` where the setting
+``reward`` names one, else the main reward.
 In training as the learner counts it (`lightningbus.learner.rollouts.assembler.training_reward`): a rollout that the
 agent failed counts as 0 under ``failed_rollouts: zero``, and is left out under ``mask``. One that infrastructure failed
 is left out.
@@ -13,7 +14,7 @@ from lightningbus.schemas.trajectory.attempt_selection import UNGRADED_OUTCOMES,
 
 REWARD_SETTINGS = """
 SELECT run_id, model, JSONExtractString(last_settings, 'failed_rollouts') AS failed_rollouts,
-    JSONExtractString(last_settings, 'reward') AS reward_name,
+    JSONExtractString(last_settings, 'reward') AS trained_reward,
     JSONExtractString(last_settings, 'task_model') AS task_model
 FROM
 (
@@ -24,12 +25,15 @@ FROM
 
 _UNGRADED = ", ".join(f"'{outcome}'" for outcome in sorted(UNGRADED_OUTCOMES))
 _UNREWARDED = ", ".join(f"'{outcome}'" for outcome in sorted(UNREWARDED_OUTCOMES))
-OWN_REWARD = """if(reward_name = '', reward, if(mapContains(rewards, reward_name), rewards[reward_name], NULL))"""
-"""The reward that a model's learner trains on, NULL: the rollout has none."""
+TASK_REWARDS = "SELECT run_id, rollout_id, reward_name FROM tasks WHERE isNotNull(reward_name)"
+"""Names of the rewards that tasks themselves name."""
+_NAME = "assumeNotNull(ifNull(reward_name, trained_reward))"
+OWN_REWARD = f"""if({_NAME} = '', reward, if(mapContains(rewards, {_NAME}), rewards[{_NAME}], NULL))"""
+"""The reward that counts for a model, NULL: the rollout has none."""
 COUNTED_REWARD = f"""multiIf(
     outcome = 'ok', if(mode = 'eval', ifNull({OWN_REWARD}, 0.), {OWN_REWARD}), outcome IN ({_UNGRADED}), NULL,
     mode = 'eval' OR (failed_rollouts = 'zero' AND outcome NOT IN ({_UNREWARDED})), 0., NULL)"""
-"""The reward that a rollout counts with, NULL: left out; from its columns and `REWARD_SETTINGS`."""
+"""The reward that a rollout counts with, NULL: left out; from its columns, `REWARD_SETTINGS` and `TASK_REWARDS`."""
 
 COUNTED_REWARDS = f"""
 SELECT * FROM
@@ -52,6 +56,7 @@ SELECT * FROM
         ARRAY JOIN CAST(mapUpdate(o.newest_versions, t.weight_versions), 'Array(Tuple(String, UInt32))') AS answered
     ) AS r
     LEFT ANY JOIN ({REWARD_SETTINGS}) AS f ON r.run_id = f.run_id AND r.model = f.model
+    LEFT ANY JOIN ({TASK_REWARDS}) AS n ON r.run_id = n.run_id AND r.rollout_id = n.rollout_id
 )
 WHERE counted_reward IS NOT NULL
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightningbus.schemas.fleet import Heartbeat
-from lightningbus.store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, REWARD_SETTINGS
+from lightningbus.store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, REWARD_SETTINGS, TASK_REWARDS
 from lightningbus.store.ui.client import StoreState
 from lightningbus.store.ui.other_run import OtherRun
 from lightningbus.store.ui.run_state import choose_state
@@ -21,6 +21,7 @@ NO_LABELS: QueryRow = {"tags": [], "note": "", "is_archived": False}
 
 SETS = f"""
 WITH training_steps AS (SELECT run_id, model, step, epoch, settings FROM raw_training_steps),
+tasks AS (SELECT run_id, rollout_id, reward_name FROM raw_tasks WHERE mode = 'train'),
 recent AS
 (
     SELECT run_id, avg({COUNTED_REWARD}) AS mean_reward
@@ -34,6 +35,7 @@ recent AS
         ORDER BY ended_at DESC LIMIT 1 BY run_id, rollout_id
     ) AS r
     LEFT ANY JOIN (SELECT * FROM ({REWARD_SETTINGS}) WHERE task_model IN ('', model)) AS f ON r.run_id = f.run_id
+    LEFT ANY JOIN ({TASK_REWARDS}) AS n ON r.run_id = n.run_id AND r.rollout_id = n.rollout_id
     GROUP BY run_id
 )
 SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.rollouts AS rollouts,

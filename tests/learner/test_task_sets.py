@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from lightningbus.learner.batching.rollout_dispositions import describe_missing_reward
 from lightningbus.learner.dispatch.dispatch_mark import hash_shared_settings
-from lightningbus.learner.dispatch.group_tasks import GroupTasks, find_input_id
+from lightningbus.learner.dispatch.group_tasks import GroupTasks, find_input_id, tasks_of_group
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.selection.selector import TaskSelector
@@ -20,7 +20,7 @@ from lightningbus.learner.selection.task_sets import SetTurns, TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_loading import load_tasks
+from lightningbus.tasks.task_loading import TaskInput, load_tasks
 from lightningbus.tasks.task_source import NamedTaskSource
 from tests.factories import group, model_call, rollout
 from tests.learner.conftest import builder_for, settings_for
@@ -132,6 +132,14 @@ def test_credit_is_by_the_method_of_the_set(tmp_path: Path, estimator: str) -> N
     expected = alone["math"].advantages | alone["code"].advantages
     assert batch.advantages == pytest.approx(expected)
     assert batch.advantages["code/1@run-p0.1", 0] == 0.0 != batch.advantages["math/1@run-p0.1", 0]
+
+
+def test_tasks_of_a_set_name_its_own_reward_where_one_model_is_trained(tmp_path: Path) -> None:
+    settings = with_sets(tmp_path, reward="answer")
+    inputs = [TaskInput("math/1", 1), TaskInput("code/1", 1)]
+    assert [tasks_of_group(each, "p0", settings)[0].reward_name for each in inputs] == [None, "tests"]
+    two = settings.model_copy(update={"role_models": {"checker": "checker"}})
+    assert tasks_of_group(inputs[1], "p0", two)[0].reward_name is None, "the other model is trained on another"
 
 
 def test_the_reward_of_a_set_is_named_where_it_is_missing(tmp_path: Path) -> None:

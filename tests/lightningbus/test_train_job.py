@@ -46,6 +46,7 @@ from lightningbus.run.settings.setting_change import SettingChange
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.settings import StoreSettings
+from lightningbus.tasks.task_loading import TaskInput
 from tests import seed_store
 from tests.store.conftest import prepared
 
@@ -138,6 +139,8 @@ def test_a_suite_has_its_own_reward_agent_and_names(tmp_path: Path) -> None:
     settings, job = job_of(tmp_path, {"suites": suites, "best_by": "hard-sampled"}, reward="partial")
     main, hard, same = (build_held_out_request(settings, each, job.learner) for each in job.eval.sets)
     assert (main.reward, hard.reward, same.reward) == ("partial", "exact", "partial")
+    names = [next(each.tasks([TaskInput("a", 1)])).reward_name for each in (main, hard)]
+    assert names == ["partial", "exact"], "reports count with the reward of the suite"
     assert (hard.samples, hard.pass_reward, main.pass_reward) == (4, 0.5, 1.0)
     names = [each.with_sampling("greedy").evaluation for each in (main, hard, same)]
     assert names == ["greedy", "hard-greedy", "same-greedy"] and list(job.eval.suites[0].labels) == [

@@ -80,15 +80,34 @@ def events() -> dict[str, list[Event]]:
         "default": [*training("default"), *evaluation("default")],
         "mask": [*training("mask", failed_rollouts="mask"), *evaluation("mask")],
         "zero": [*training("zero", failed_rollouts="zero"), *evaluation("zero")],
+        "named": [*training("named", failed_rollouts="mask"), *evaluation("named")],
     }
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Event]]) -> Iterator[StoreProcess]:
     with prepared(tmp_path_factory.mktemp("store")) as built:
-        for number, of_run in enumerate(events.values()):
+        named = [*training("named", failed_rollouts="mask", reward="other"), *evaluation("named")]
+        for number, of_run in enumerate((events | {"named": [*name_rewards(named)]}).values()):
             seed_store.insert(built.sql, of_run, first=1 + 10_000 * number)
         yield built
+
+
+def name_rewards(events: list[Event]) -> Iterator[Event]:
+    """Each task names its reward: training `exact`, the evaluation the main one; the learner trains on `other`."""
+    for event in events:
+        if isinstance(event, TaskBatchRecord):
+            names = {"train": "exact", "eval": ""}
+            records = (
+                replace(each, task=replace(each.task, reward_name=names[each.task.mode])) for each in event.tasks
+            )
+            event = replace(event, tasks=tuple(records))
+        elif isinstance(event, SpanBatch) and event.end is not None and event.end.reward is not None:
+            reward = event.end.reward
+            others = {"exact": reward, "other": 7.0}
+            main = 9.0 if event.mode == "train" else reward
+            event = replace(event, end=replace(event.end, reward=main, rewards=others))
+        yield event
 
 
 def expected(events: list[Event], failed: str) -> dict[tuple[str, int], dict[str, list[float]]]:
@@ -126,7 +145,9 @@ def figures(by_task: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("run", "failed"), [("default", "mask"), ("mask", "mask"), ("zero", "zero")])
+@pytest.mark.parametrize(
+    ("run", "failed"), [("default", "mask"), ("mask", "mask"), ("zero", "zero"), ("named", "mask")]
+)
 async def test_report_page_and_python_api_count_rewards_as_the_learner_does(
     store: StoreProcess, events: dict[str, list[Event]], run: str, failed: str
 ) -> None:
@@ -151,6 +172,20 @@ async def test_report_page_and_python_api_count_rewards_as_the_learner_does(
         for row in table:
             names = ("rollouts", "mean_reward", "standard_error")
             assert {name: row[name] for name in names} == {name: counted[mode, row["version"]][name] for name in names}
+
+
+@pytest.mark.parametrize(("run", "failed"), [("zero", "zero"), ("named", "mask")])
+def test_a_comparison_counts_rewards_in_the_same_way(
+    store: StoreProcess, events: dict[str, list[Event]], run: str, failed: str
+) -> None:
+    report, counted = REPORTS["compare"], expected(events[run], failed)
+    sides = {"a": run, "b": run, "version_a": "1", "version_b": "2"}
+    rows = store.sql.query(report.query("lightningbus"), parameters=report.values(sides, "")).named_results()
+    by_figure = {row["figure"]: row for row in rows}
+    for side, version in (("a", 1), ("b", 2)):
+        figures_of = figures(counted["train", version])
+        assert by_figure["mean reward"][side] == figures_of["mean_reward"]
+        assert by_figure["standard error of the mean reward"][side] == figures_of["standard_error"]
 
 
 def test_the_setting_makes_a_difference(events: dict[str, list[Event]]) -> None:

@@ -77,6 +77,7 @@ def build_evaluation_job(
         model=main,
         evaluation=options.get("label", default_label()),
         reward=learner.get("reward") or "",
+        is_reward_of_all=len(learners) < 2,
         id_parts=(secrets.token_hex(4) if has_own_runner(options) else _digest(directory, fields, inputs),),
         **fields,
     )

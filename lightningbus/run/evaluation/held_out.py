@@ -37,9 +37,11 @@ def build_held_out_request(
 ) -> RolloutRequest:
     """Build the conditions of a run's evaluations: those of the main model's learner, where there is one."""
     reward, suite = learner.reward if learner else "", ""
+    is_reward_of_all = len(settings.all_learners) < 2
     if isinstance(held_out, SuiteSettings):
         suite = held_out.name
-        reward = held_out.reward if held_out.reward is not None else reward
+        if held_out.reward is not None:
+            reward, is_reward_of_all = held_out.reward, True
     return RolloutRequest(
         run=settings.name,
         agent=held_out.agent,
@@ -50,6 +52,7 @@ def build_held_out_request(
         deadline=held_out.deadline,
         rollout_timeout=learner.rollout_timeout_seconds if learner else ROLLOUT_SECONDS,
         reward=reward,
+        is_reward_of_all=is_reward_of_all,
         pass_reward=held_out.pass_reward,
     )
 

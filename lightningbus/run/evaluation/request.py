@@ -49,6 +49,8 @@ class RolloutRequest:
     """Seconds without the end of a rollout, beyond ``rollout_timeout``, after which they are given up."""
     reward: str = ""
     """Name of the reward that counts; empty: the main one."""
+    is_reward_of_all: bool = False
+    """Whether `reward` counts for every model that answers; else each counts with the one that it is trained on."""
     pass_reward: float = 1.0
     """Reward from which on a rollout has passed."""
     id_parts: Sequence[str] = ()
@@ -101,6 +103,7 @@ class RolloutRequest:
             prompt_versions=dict(self.prompt_versions),
             sampling_params=dict(self.sampling),
             deadline=self.rollout_timeout,
+            reward_name=self.reward if self.is_reward_of_all else None,
         )
 
 

@@ -105,6 +105,7 @@ def task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str
             "input": to_json(task.input),
             "sampling_params": to_json(task.sampling_params),
             "labels": task.labels,
+            "reward_name": task.reward_name,
             "deadline": task.deadline,
             "max_attempts": task.max_attempts,
             "enqueued_at": span.start_ns,
