@@ -24,7 +24,7 @@ WITH training_steps AS (SELECT run_id, model, step, epoch, settings FROM raw_tra
 tasks AS (SELECT run_id, rollout_id, reward_name FROM raw_tasks WHERE mode = 'train'),
 recent AS
 (
-    SELECT run_id, avg({COUNTED_REWARD}) AS mean_reward
+    SELECT r.run_id AS run_id, avg({COUNTED_REWARD}) AS mean_reward
     FROM
     (
         SELECT * FROM
@@ -36,7 +36,7 @@ recent AS
     ) AS r
     LEFT ANY JOIN (SELECT * FROM ({REWARD_SETTINGS}) WHERE task_model IN ('', model)) AS f ON r.run_id = f.run_id
     LEFT ANY JOIN ({TASK_REWARDS}) AS n ON r.run_id = n.run_id AND r.rollout_id = n.rollout_id
-    GROUP BY run_id
+    GROUP BY r.run_id
 )
 SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.rollouts AS rollouts,
     if(mode = 'train', l.mean_reward, NULL) AS mean_reward, v.version AS version,
