@@ -100,7 +100,7 @@ def test_the_settings_that_a_page_names_exist(page: str) -> None:
         ("from-agent-lightning", QUESTION, "1"),
         ("from-trl", {"prompt": PROMPT, "answer": "42"}, "1.1"),
         ("from-trl", {"prompt": "What is 6 * 7?", "answer": "43"}, "0.1"),
-        ("from-verl", VERL_ROW, "1"),
+        ("from-verl", VERL_ROW, "1 (score 1, length 2)"),
         ("from-prime-rl", {"prompt": "24"}, "1"),
         ("from-art", QUESTION, "1"),
     ],

@@ -226,7 +226,7 @@ async def test_every_model_of_the_job_answers_and_a_mistyped_reward_is_refused(t
     assert str(refused.value) == sentence
     wanted = [replace(each, name="checker") for each in ROLES.wanted_rewards]
     (line,) = await try_one(tmp_path, replace(ROLES, wanted_rewards=wanted), entrypoint="agent:asks_roles")
-    assert "3 model calls, reward 1," in line
+    assert "3 model calls, reward 1 (reward 1, checker 0.5)," in line
 
 
 def test_rewards_that_were_given_are_listed_and_no_warning_is_made_of_those() -> None:

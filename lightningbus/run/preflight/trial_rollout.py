@@ -156,6 +156,8 @@ def describe(
     if not num_calls and trial.mode == "train":
         raise UserError(f"{name}: {task} made no model call, so that there is no token to train on: its {CALL_ADVICE}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
+    if result.rewards:
+        reward += f" ({', '.join(f'{part} {value:g}' for part, value in result.rewards.items())})"
     calls = f"{num_calls} model call{'' if num_calls == 1 else 's'}"
     judges = f"; not asked, their answers were scripted too: {', '.join(runner.endpoints)}" if runner.endpoints else ""
     hint = "" if result.reward or not num_calls else f"; {_list_answers(runner)} (runners.scripted_answers)"
