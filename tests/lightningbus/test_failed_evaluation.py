@@ -42,7 +42,9 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         assert good.failures == good.pass_note == failed.pass_note == ""
         strict = await answer("strict", [right, {}], pass_reward=2.0)
         assert strict.pass_note == "none is 2 or more; rewards are 1 to 1"
-        with pytest.raises(UserError, match="evaluation greedy: none of 1 rollouts has a reward with the name 'style'"):
+        with pytest.raises(
+            UserError, match="evaluation greedy: none of 1 rollouts has a reward with the name 'style', nor any by name"
+        ):
             await answer("named", [right], "style")
 
 

@@ -57,11 +57,15 @@ def test_the_trial_task_is_published_as_the_learner_publishes_its_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "input": 1}) + "\n")
-    settings = run_of()
+    suite = {"name": "hard", "tasks": "tasks.jsonl", "reward": "exact"}
+    settings = run_of(eval={"tasks": "tasks.jsonl", "suites": [suite]})
     trial = describe_trial(settings, job_of(settings), "default")
     assert (trial.model, trial.role_models) == ("writer", {"writer": "writer", "checker": "checker"})
     assert set(trial.served_models) == {"writer", "checker", "judge"}
-    assert trial.wanted_rewards == [WantedReward("learners.1.reward", "checker", "checker")]
+    assert trial.wanted_rewards == [
+        WantedReward("learners.1.reward", "'checker' is trained on", "checker"),
+        WantedReward("eval.suites.0.reward", "suite 'hard' counts", "exact"),
+    ]
 
 
 def single_run(node: dict[str, Any], learner: dict[str, Any]) -> RunSettings:

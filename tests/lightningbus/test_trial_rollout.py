@@ -129,7 +129,7 @@ ROLES = replace(
     role_models={"writer": "writer", "checker": "checker"},
     served_models=["writer", "checker", "frozen"],
     trained_models=["writer", "checker"],
-    wanted_rewards=[WantedReward("learners.1.reward", "checker", "chekcer")],
+    wanted_rewards=[WantedReward("learners.1.reward", "'checker' is trained on", "chekcer")],
 )
 
 
@@ -230,7 +230,7 @@ async def test_every_model_of_the_job_answers_and_a_mistyped_reward_is_refused(t
 
 
 def test_rewards_that_were_given_are_listed_and_no_warning_is_made_of_those() -> None:
-    wanted = [WantedReward("learner.reward", "policy", "style")]
+    wanted = [WantedReward("learner.reward", "'policy' is trained on", "style")]
     assert list(find_missing_rewards({"style": 0.0}, wanted)) == []
     (warning,) = find_missing_rewards({"reward": 0.0, "checker": 1.0}, wanted)
     assert warning.endswith("which the agent did not give; it gave: checker, reward")

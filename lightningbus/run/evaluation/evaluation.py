@@ -9,6 +9,7 @@ from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, ConfigDict, Field
 
 from lightningbus.bus.client import Bus
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
@@ -23,17 +24,18 @@ from lightningbus.tasks.task_loading import TaskInput
 RESULTS = f"""
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL),
     groupArray(num_graded), groupArray(num_passed), sum(num_named), min(low) AS lowest, max(high) AS highest,
-    min(is_binary), {select_pass_note("{pass_reward:Float64}")}
+    min(is_binary), {select_pass_note("{pass_reward:Float64}")}, groupUniqArrayArray(names)
 FROM (
     SELECT countIf(outcome = 'ok') AS num_ok, countIf(outcome = 'ok' AND has_name) AS num_named,
         countIf(outcome NOT IN ('grading_failed', 'reward_timeout')) AS num_graded,
         countIf(outcome = 'ok' AND own_reward >= {{pass_reward:Float64}}) AS num_passed,
         countIf(outcome = 'ok' AND own_reward NOT IN (0, 1)) = 0 AS is_binary,
         minOrNullIf(own_reward, outcome = 'ok') AS low, maxOrNullIf(own_reward, outcome = 'ok') AS high,
-        sumIf(own_reward, outcome = 'ok') / nullIf(num_graded, 0) AS reward
+        sumIf(own_reward, outcome = 'ok') / nullIf(num_graded, 0) AS reward,
+        groupUniqArrayArray(100)(mapKeys(rewards)) AS names
     FROM
     (
-        SELECT task_id, outcome, {{reward:String}} = '' OR mapContains(rewards, {{reward:String}}) AS has_name,
+        SELECT task_id, outcome, rewards, {{reward:String}} = '' OR mapContains(rewards, {{reward:String}}) AS has_name,
             ifNull(if({{reward:String}} = '', reward, rewards[{{reward:String}}]), 0) AS own_reward
         FROM rollouts WHERE run_id = {{run_id:String}} AND endsWith(task_id, {{suffix:String}})
     )
@@ -163,13 +165,14 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             what=f"evaluation {label} of version {format_versions(versions)}" if versions else f"evaluation {label}",
             advice="`lightningbus status` says what is up; or raise eval.deadline",
         )
-    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, is_binary, pass_note = figures
+    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, is_binary, pass_note, names = figures
     for name, actual in actual_versions:
         if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
             raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {actual} answered")
     if num_ok and not num_named:
-        raise UserError(f"evaluation {label}: none of {num_ok} rollouts has a reward with the name {request.reward!r}")
+        what = f"evaluation {label}: none of {num_ok} rollouts has a reward with the name {request.reward!r}"
+        raise UserError(f"{what}; {suggest_name(request.reward, names)}" if names else f"{what}, nor any by name")
     return Evaluation(
         label=label,
         version=versions.get(request.model, 0),

@@ -170,7 +170,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
         role_models=learner.role_models,
         served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
         trained_models=[each.model for each in job.learners] if mode == "train" else (),
-        wanted_rewards=wanted,
+        wanted_rewards=[*wanted, *_list_rewards_of_suites(settings, job, agent)],
         nodes=settings.inference,
         prompts=list(_list_prompts(settings, agent)),
     )
@@ -192,4 +192,12 @@ def _list_wanted_rewards(settings: RunSettings, job: TrainJob, task_id: str) -> 
         setting = f"learners.{number}.reward" if settings.learners else "learner.reward"
         reward = TaskSets(learner).find_settings(task_id).reward
         if reward and reward not in graded:
-            yield WantedReward(setting, learner.model, reward)
+            yield WantedReward(setting, f"{learner.model!r} is trained on", reward)
+
+
+def _list_rewards_of_suites(settings: RunSettings, job: TrainJob, agent: str) -> Iterator[WantedReward]:
+    """Yield the rewards that suites of an agent count, unless a grader gives them."""
+    graded = settings.grader.graders if settings.grader is not None else {}
+    for number, suite in enumerate(job.eval.suites):
+        if suite.agent == agent and suite.reward and suite.reward not in graded:
+            yield WantedReward(f"eval.suites.{number}.reward", f"suite {suite.name!r} counts", suite.reward)

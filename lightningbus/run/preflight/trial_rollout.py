@@ -30,10 +30,11 @@ from lightningbus.tasks.task_loading import TaskInput
 
 @dataclass(frozen=True, slots=True)
 class WantedReward:
-    """A reward that a model is trained on, by the setting that names it."""
+    """A reward that a model is trained on, or that a suite counts, by the setting that names it."""
 
     setting: str
-    model: str
+    use: str
+    """Who uses it and how, such as "'policy' is trained on"."""
     name: str
 
 
@@ -176,7 +177,7 @@ def _name_of(runner: RunnerSettings) -> str:
 
 
 def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:
-    """Yield a warning for each reward that a model is trained on and the agent did not give. Pure.
+    """Yield a warning for each reward that is wanted and that the agent did not give. Pure.
 
     Raises `UserError` for one that is likely a typing error, as the agent gave another of a similar name.
     """
@@ -184,7 +185,7 @@ def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedR
     for reward in wanted:
         if reward.name not in returned:
             near = suggest_name(reward.name, returned)
-            what = f"{reward.model!r} is trained on the reward {reward.name!r}, which the agent did not give"
+            what = f"{reward.use} the reward {reward.name!r}, which the agent did not give"
             if near.startswith("did you mean"):
                 raise UserError(f"{reward.setting}: {what}; {near}")
             yield f"warning: {reward.setting}: {what}; {names}"
