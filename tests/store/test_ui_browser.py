@@ -415,8 +415,9 @@ def test_the_runs_can_be_searched_and_compared(page: Any, site: str) -> None:
             "steps-36",
             "steps-8",
         }
-    settings = page.locator("#settings tbody tr").all_inner_texts()
-    assert [line.split() for line in settings] == [["max_steps", "36", "8"], ["seed", "36", "8"]]
+    settings = page.locator("#settings tbody tr")
+    expect(settings).to_have_count(2)
+    assert [line.split() for line in settings.all_inner_texts()] == [["max_steps", "36", "8"], ["seed", "36", "8"]]
     page.locator("#metrics .metric canvas").nth(3).wait_for()
     assert page.evaluate(GEOMETRY)["faults"] == []
     picture(page, "compare")

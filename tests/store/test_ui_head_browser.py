@@ -111,6 +111,25 @@ def test_curves_are_drawn_over_five_axes_and_the_address_keeps_the_choice(page: 
     assert page.locator("select[name=axis]").input_value() == "time"
 
 
+def test_an_axis_that_is_chosen_while_charts_load_is_the_one_they_end_with(page: Any, site: str) -> None:
+    open_run(page, site)
+    rewards, axes = list[Any](), list[Any]()
+    page.route("**/api/run/rewards*", lambda route: rewards.append(route))
+    choice = page.locator("select[name=axis]")
+    with page.expect_request("**/api/run/rewards*"):
+        choice.select_option("version")
+    page.route("**/api/run/axes*", lambda route: axes.append(route))
+    choice.select_option("tokens")
+    chart = '#chart-rewards .chart[aria-label="mean reward over {}"] canvas'
+    for held in rewards:
+        held.continue_()
+    page.locator(chart.format("weight version")).wait_for()
+    page.route("**/api/run/*", lambda route: route.continue_())  # the newest route is the one that counts
+    for held in axes:
+        held.continue_()
+    page.locator(chart.format("trained tokens")).wait_for()
+
+
 def test_a_run_of_one_point_has_axes_that_fit_it(page: Any, site: str) -> None:
     open_run(page, site, "one")
     page.locator("#served canvas").wait_for()

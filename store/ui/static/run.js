@@ -24,7 +24,7 @@ export function runPage(root, { run, query }, signal) {
     rollouts.ask(place().query);
     look().catch(() => {}); // it stands in the panels
   });
-  const axis = axisChoice(query, () => { seen.clear(); look().catch(() => {}); });
+  const axis = axisChoice(query, () => { look().catch(() => {}); });
   const overview = h("div", { id: "overview", "aria-busy": "true" }, h("div", { class: "skeleton" }, "loading …"));
   const head = h("section", { class: "head" }, h("div", { class: "headline" }, h("h1", {}, run), h("span", { class: "run-state", id: "state" }), h("div", { class: "head-tools" }, models.root, axis.root)),
     overview, h("div", { class: "facts", id: "facts" }));
@@ -43,18 +43,21 @@ export function runPage(root, { run, query }, signal) {
 
   const seen = new Map();
   let lastPulse = "", places = { step: placesOn("", [], "step"), version: placesOn("", [], "version") };
-  const look = async () => {
+  let ended = Promise.resolve();
+  /** Looks once the look before has ended: what that one draws does not come over what this one draws. */
+  const look = () => (ended = ended.catch(() => {}).then(lookNow));
+  const lookNow = async () => {
     const now = JSON.stringify(await ask("run/change_token", { run_id: run }, signal));
     if (now !== lastPulse) models.set((await ask("run/models", { run_id: run }, signal)).map((row) => row.model));
     lastPulse = now;
-    const token = `${models.chosen()} ${now}`;
+    const over = axis.chosen(), token = `${models.chosen()} ${over} ${now}`;
     const answers = new Map();
     const answer = (question, parameters = {}) => {
       if (!answers.has(question)) answers.set(question, ask(`run/${question}`, { run_id: run, model: models.chosen(), ...parameters }, signal));
       return answers.get(question);
     };
     const rows = await answer("axes");
-    places = { step: placesOn(axis.chosen(), rows, "step"), version: placesOn(axis.chosen(), rows, "version") };
+    places = { step: placesOn(over, rows, "step"), version: placesOn(over, rows, "version") };
     const stale = [
       ["overview", async () => showOverview(head, await answer("overview"), await ask("run/state", { run_id: run }, signal))],
       ["facts", async () => head.lastChild.replaceChildren(...facts(await answer("summary"), rollouts), ...auditFact(await answer("audit")))],
