@@ -51,7 +51,7 @@ def bus(
     """Run a nats-server with all streams, until Ctrl-C; restart it when it dies."""
     from lightningbus.bus.embedded.nats_server import nats_server
     from lightningbus.common.aio import first_completed
-    from lightningbus.common.listeners import find_reachable_host
+    from lightningbus.common.listeners import find_reachable_host, is_loopback
 
     if context.invoked_subcommand is not None:
         return
@@ -75,7 +75,8 @@ def bus(
             if users is None:
                 if reachable != server.url:
                     print(f"bus: on this machine it is at {server.url} too", file=sys.stderr)
-                print(NO_USERS, file=sys.stderr)
+                if is_loopback(host):  # elsewhere the server has warned
+                    print(NO_USERS, file=sys.stderr)
             elif reachable != server.url:  # a client checks the name
                 print(f"bus: others reach port {server.port} by a name or address in its certificate", file=sys.stderr)
             await first_completed(server.supervise(), admin.keep_provisioned(sizes, more, policies), stop.wait())
