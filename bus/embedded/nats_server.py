@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -177,6 +178,16 @@ class NatsServer:
                     self._monitor = ports["monitoring"][0]
                     return int(ports["nats"][0].rpartition(":")[2])
             await asyncio.sleep(0.01)  # the server tells that it listens by a file; there is no event to wait for
+
+    def reload(self) -> None:
+        """Let the running server read its configuration, users and certificates again; connections stay."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGHUP)
+            log.info(
+                "nats-server %d reads its configuration, users and certificates again: %s says with what result",
+                self.process.pid,
+                self.directory / "nats.log",
+            )
 
     async def supervise(self) -> None:
         """Start the server again whenever it ends, on the same port and data, for as long as this runs.
