@@ -110,6 +110,16 @@ def test_the_documented_overlay_of_base_and_components_is_built_in_one_namespace
 
 
 @pytest.mark.integration
+def test_the_documented_overlay_of_ones_own_registry_names_the_class_of_the_models_volume(tmp_path: Path) -> None:
+    built = build({"components": [], **OVERLAYS[0]}, tmp_path)
+    for document in built:
+        if document["kind"] != "ScaledObject":
+            kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+    (claim,) = (each["spec"] for each in built if each["kind"] == "PersistentVolumeClaim")
+    assert claim["accessModes"] == ["ReadWriteMany"] and claim["storageClassName"] == "nfs-client"
+
+
+@pytest.mark.integration
 def test_the_documented_overlay_for_large_models_shares_a_volume(tmp_path: Path) -> None:
     overlay = OVERLAYS[2]
     assert [ROOT / path for path in overlay["components"]] == [WEIGHTS]
