@@ -24,6 +24,7 @@ from lightningbus.bus.security.signing import EXPECTED_LAST_HEADER, Signing
 from lightningbus.bus.streams import provisioning
 from lightningbus.bus.streams import specs as streams
 from lightningbus.bus.streams.consumer_upkeep import ConsumerUpkeep
+from lightningbus.bus.streams.provisioning import ProvisionReport
 from lightningbus.bus.streams.sizes import StreamSizes
 from lightningbus.bus.streams.specs import Backlog, ConsumerSpec, StreamState, provision_options
 from lightningbus.common.aio import cancel_and_wait
@@ -115,8 +116,10 @@ class Bus:
         sizes: StreamSizes | None = None,
         more: Sequence[ConsumerSpec] = (),
         policies: Sequence[str] = streams.DEFAULT_POLICIES,
-    ) -> None:
-        """Make all streams, the durables of the store and of the learners, and ``more``; safe to repeat.
+    ) -> ProvisionReport:
+        """Make all streams, the durables of the store and of the learners, and ``more``; return what was done.
+
+        It is safe to repeat.
 
         ``policies`` are the models that learners train; ``more`` are durables of runners.
 
@@ -124,9 +127,11 @@ class Bus:
         ``sizes`` leaves out is left as it is now, else as shipped. A cluster that has no leader yet is waited for;
         raises `BusError` when it has none after 60 s.
         """
+        report = ProvisionReport()  # one for all tries
         await self._connection.retry_until_leader(
-            lambda: provisioning.provision(self.js, replicas, sizes, more, policies)
+            lambda: provisioning.provision(self.js, replicas, sizes, more, policies, report)
         )
+        return report
 
     async def keep_provisioned(
         self,

@@ -172,7 +172,7 @@ class Connection:
         self._failure = reason
         self.closed.set()
 
-    async def retry_until_leader(self, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def retry_until_leader(self, request: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Send a request to JetStream, again while a cluster has no leader; raise `BusError` after 60 s.
 
         Raises `CredentialsError` when the server denies it: the request itself only times out.
@@ -180,7 +180,8 @@ class Connection:
         deadline = asyncio.get_running_loop().time() + LEADER_SECONDS
         while True:
             try:
-                return await self._raise_if_denied(request())
+                await self._raise_if_denied(request())
+                return
             except NO_LEADER_ERRORS as error:
                 if is_lasting(error):
                     raise BusError(explain_refusal(error)) from error
@@ -189,7 +190,7 @@ class Connection:
                     raise BusError(f"JetStream has been without a leader for {LEADER_SECONDS:g} s: {reason}") from error
             await asyncio.sleep(LEADER_POLL_SECONDS)
 
-    async def _raise_if_denied(self, request: Coroutine[Any, Any, None]) -> None:
+    async def _raise_if_denied(self, request: Coroutine[Any, Any, object]) -> None:
         self._permission_denied.clear()
         try:
             await run_unless(self._permission_denied.wait(), request)

@@ -1,10 +1,14 @@
-"""Listening sockets, and small HTTP servers on them."""
+"""Listening sockets: their addresses, whether other machines reach them, and small HTTP servers on them."""
 
+import ipaddress
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+
+log = logging.getLogger(__name__)
 
 DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)
 """An address that belongs to nobody (RFC 5737), so that the route to it is the default one."""
@@ -27,6 +31,19 @@ def open_listener(host: str, port: int, setting: str, advice: str = "set another
         raise AddressInUseError(f"{setting}: cannot listen on {host}:{port}: {reason}; {advice}") from error
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def connectable_host(host: str) -> str:
+    """Return the address by which this machine connects to a server on ``host``, which may mean all interfaces."""
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+
+
 def find_reachable_host(host: str) -> str:
     """Return the host by which other machines reach a server that listens on ``host``.
 
@@ -43,20 +60,45 @@ def find_reachable_host(host: str) -> str:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Build the URL of a listener, by the name or address it was opened with."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    """Build the URL by which other machines reach a listener, from the name or address it was opened with."""
+    return f"http://{find_reachable_host(host)}:{listener.getsockname()[1]}"
+
+
+def local_url_of(host: str, listener: socket.socket) -> str:
+    """Build the URL by which this machine reaches a listener, from the name or address it was opened with."""
+    return f"http://{connectable_host(host)}:{listener.getsockname()[1]}"
+
+
+def warn_if_reachable(what: str, host: str, address: str, advice: str) -> None:
+    """Log one warning if other machines reach ``host``: ``what`` at ``address`` asks nobody for a password.
+
+    Every server that asks nobody calls this at its start. ``advice`` is a clause: who can do what, and what to do.
+    """
+    if not is_loopback(host):
+        log.warning("%s at %s asks nobody for a password, and other machines reach it: %s", what, address, advice)
 
 
 @asynccontextmanager
-async def serve_app(
-    app: web.Application, listener: socket.socket, shutdown_seconds: float = 1, auto_decompress: bool = True
-) -> AsyncIterator[None]:
-    """Serve an application on a listener while the block runs."""
+async def serve_without_password(
+    app: web.Application,
+    host: str,
+    listener: socket.socket,
+    what: str,
+    advice: str,
+    shutdown_seconds: float = 1,
+    auto_decompress: bool = True,
+) -> AsyncIterator[str]:
+    """Serve an application that asks nobody for a password while the block runs; yields its URL for other machines.
+
+    ``what`` and ``advice`` are those of `warn_if_reachable`.
+    """
+    url = url_of(host, listener)
+    warn_if_reachable(what, host, url, advice)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_seconds, auto_decompress=auto_decompress)
     try:
         await runner.setup()
         await web.SockSite(runner, listener).start()
-        yield
+        yield url
     finally:
         await runner.cleanup()
         listener.close()

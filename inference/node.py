@@ -11,10 +11,11 @@ from lightningbus.bus.directory_lock import DirectoryInUseError, lock_directory
 from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.bus.fleet.node_state import NodeEvent
-from lightningbus.bus.security.secrets import is_loopback, read_key
+from lightningbus.bus.security.secrets import read_key
 from lightningbus.bus.weights.version_cache import BaseFiles
 from lightningbus.common.aio import cancel_and_wait, first_completed
 from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.common.listeners import is_loopback
 from lightningbus.inference.engine.base import Engine, EngineError, EngineKilledError, OpenEngine
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.gateway.server import Gateway

@@ -72,7 +72,9 @@ class InferenceSettings(ModelRoleSettings):
         description="requests the gateway answers at once; further ones get 429 with Retry-After",
     )
     advertise_url: str | None = Field(
-        default=None, description="URL by which runners reach the gateway; default: http://host:port"
+        default=None,
+        description="URL by which runners reach the gateway; default: http://host:port, where the host of all "
+        "interfaces is this machine's address",
     )
     dtype: str = Field(default="auto", description="number format of the computation: vLLM's --dtype")
     max_model_len: int | None = Field(

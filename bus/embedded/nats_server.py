@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +18,10 @@ import aiohttp
 
 from lightningbus.bus.directory_lock import lock_directory
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.security.secrets import connectable_host, has_tls, include_directive, is_loopback
+from lightningbus.bus.security.secrets import has_tls, include_directive
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.common.listeners import connectable_host, find_reachable_host, is_loopback, warn_if_reachable
 from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.schemas.codec import MAX_BYTES
 
@@ -36,6 +38,11 @@ MIN_FREE_BYTES = 8 * 1024 * 1024
 MAX_HEADER_BYTES = 64 * 1024
 STORE_GIB = 16
 """Room for all streams, and for the weights on the bus."""
+OPEN_BUS = (
+    "whoever does may read and do anything; make users by `lightningbus bus create-users --out secrets --tls`, and "
+    "give --credentials secrets"
+)
+"""What is open on a bus without users, and what to do, after `warn_if_reachable`'s colon."""
 SYNC_INTERVAL = "2m"
 """Survives a killed process, not a power loss; ``always`` survives both."""
 
@@ -172,6 +179,16 @@ class NatsServer:
                     return int(ports["nats"][0].rpartition(":")[2])
             await asyncio.sleep(0.01)  # the server tells that it listens by a file; there is no event to wait for
 
+    def reload(self) -> None:
+        """Let the running server read its configuration, users and certificates again; connections stay."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGHUP)
+            log.info(
+                "nats-server %d reads its configuration, users and certificates again: %s says with what result",
+                self.process.pid,
+                self.directory / "nats.log",
+            )
+
     async def supervise(self) -> None:
         """Start the server again whenever it ends, on the same port and data, for as long as this runs.
 
@@ -246,6 +263,9 @@ async def nats_server(
     with lock_directory(directory) as lock:
         server = NatsServer(directory, host, port, sync, users=users, lock=lock, more_mib=more_mib)
         await server.start()
+        if users is None:
+            address = f"nats://{find_reachable_host(host)}:{server.port}"
+            warn_if_reachable("the bus", host, address, OPEN_BUS)
         try:
             yield server
         finally:
@@ -262,5 +282,5 @@ def check_exposure(host: str, users: Path | None, open: bool) -> None:
             "Make some by `lightningbus bus create-users --out secrets --tls` and give --credentials secrets; "
             "or say --insecure, in a run file `insecure: true`"
         )
-    if users is None or not has_tls(users):
+    if users is not None and not has_tls(users):
         log.warning("bus: %s is reached from other machines, and what is said there can be read on the way", host)

@@ -1,6 +1,5 @@
-"""Protection of open ports: users, the API key of the nodes' gateways, loopback."""
+"""Protection of open ports: users, the API key of the nodes' gateways."""
 
-import ipaddress
 import json
 import os
 import secrets
@@ -64,19 +63,6 @@ def read_secret(path: Path, what: str) -> str:
         raise CredentialsError(f"the {what} cannot be read: {path}: {error.strerror}") from None
     except ValueError:  # no text, or a path that is none
         raise CredentialsError(f"{str(path)!r} holds no {what}") from None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def connectable_host(host: str) -> str:
-    """Return the address by which this machine connects to a server on ``host``, which may mean all interfaces."""
-    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
 
 
 def include_directive(directory: Path, config: Path) -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
@@ -20,6 +21,29 @@ from lightningbus.bus.streams.specs import (
     StreamState,
     durable_consumers,
 )
+
+
+@dataclass(slots=True)
+class ProvisionReport:
+    """What `provision` has looked at, made and changed: names of streams, and of durables as ``STREAM/DURABLE``."""
+
+    streams: set[str] = field(default_factory=set)
+    durables: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+
+    def describe(self) -> str:
+        """Describe it in one line."""
+        checked = f"checked {len(self.streams)} streams and {len(self.durables)} durables"
+        if self.created == self.streams | self.durables:
+            return f"{checked}: all are new"
+        changed = sorted(self.changed - self.created)
+        parts = [
+            f"{what} {', '.join(sorted(names))}"
+            for what, names in (("created", self.created), ("changed", changed))
+            if names
+        ]
+        return f"{checked}: {'; '.join(parts) or 'nothing was missing, and nothing changed'}"
 
 
 async def get_backlog(js: JetStreamContext, consumer: ConsumerSpec) -> Backlog:
@@ -49,30 +73,39 @@ async def get_stream_state(js: JetStreamContext, name: str) -> StreamState:
     )
 
 
-async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
-    """Create the stream, or bring an existing one to this configuration."""
+async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:
+    """Create the stream, or bring an existing one to this configuration; return whether it had another."""
     try:
         await js.add_stream(config)
     except BadRequestError as error:
         if error.err_code != 10058:  # stream name already in use with a different configuration
             raise
         await js.update_stream(config)
+        return True
+    return False
 
 
-async def ensure_consumer(js: JetStreamContext, consumer: ConsumerSpec) -> None:
-    """Create the durable, or bring an existing one to this configuration; one that has it is left alone.
+Existing = Literal["missing", "different", "same"]
+"""State of a durable before it was made or changed."""
 
-    So it needs no right to make consumers where an admin has made them.
+
+async def ensure_consumer(js: JetStreamContext, consumer: ConsumerSpec) -> Existing:
+    """Create the durable, or bring an existing one to this configuration; return what there was.
+
+    One that has it is left alone. So it needs no right to make consumers where an admin has made them.
     """
+    existing: Existing = "missing"
     with suppress(NotFoundError):
         if _matches((await js.consumer_info(consumer.stream, consumer.durable)).config, consumer.config()):
-            return
+            return "same"
+        existing = "different"
     try:
         await js.add_consumer(consumer.stream, _normalize_filter(consumer.config()))
     except ServerError as error:
         if "max waiting" not in str(error.description):  # a server never changes it later
             raise
         await js.add_consumer(consumer.stream, _normalize_filter(replace(consumer, max_waiting=None).config()))
+    return existing
 
 
 def _matches(stored: ConsumerConfig, wanted: ConsumerConfig) -> bool:
@@ -93,38 +126,57 @@ async def provision(
     sizes: StreamSizes | None = None,
     more: Iterable[ConsumerSpec] = (),
     policies: Iterable[str] = DEFAULT_POLICIES,
+    report: ProvisionReport | None = None,
 ) -> None:
     """Create all streams, then all durables that must exist before the first publish, and ``more``; safe to repeat.
 
     ``policies`` are the models that learners train. ``replicas`` None, and sizes missing from ``sizes``, leave existing
-    streams unchanged. Raises `BusError` for a stream that the server refuses.
+    streams unchanged. ``report`` gets what was done. Raises `BusError` for a stream that the server refuses.
     """
-    sizes = sizes or StreamSizes()
-    configs = [await _build_config(js, stream, replicas, sizes) for stream in STREAMS]
+    sizes, report = sizes or StreamSizes(), report or ProvisionReport()
+    existing = {stream.name or "": await _config_of(js, stream.name or "") for stream in STREAMS}
+    configs = [_build_config(existing[stream.name or ""], stream, replicas, sizes) for stream in STREAMS]
     num_bytes = sum(max(0, config.max_bytes or 0) for config in configs)
     for config in configs:
+        name = config.name or ""
+        report.streams.add(name)
         try:
-            await ensure_stream(js, config)
+            was_different = await ensure_stream(js, config)
         except APIError as error:
             if isinstance(error, ServiceUnavailableError) and not is_lasting(error):  # a cluster without a leader
                 raise
             raise BusError(f"stream {config.name} cannot be made: {explain_refusal(error, num_bytes)}") from error
+        if existing[name] is None:
+            report.created.add(name)
+        elif was_different:
+            report.changed.add(name)
     for consumer in durable_consumers(policies):
         pending = None
         if consumer.ack == AckPolicy.ALL:  # a learner's
             pending = sizes.max_ack_pending or await _max_ack_pending(js, consumer)
-        await ensure_consumer(js, replace(consumer, max_ack_pending=pending or consumer.max_ack_pending))
+        wanted = replace(consumer, max_ack_pending=pending or consumer.max_ack_pending)
+        _note(report, consumer, await ensure_consumer(js, wanted))
     for consumer in more:
-        await ensure_consumer(js, consumer)
+        _note(report, consumer, await ensure_consumer(js, consumer))
 
 
-async def _build_config(
-    js: JetStreamContext, stream: StreamConfig, replicas: int | None, sizes: StreamSizes
+def _note(report: ProvisionReport, consumer: ConsumerSpec, existing: Existing) -> None:
+    name = f"{consumer.stream}/{consumer.durable}"
+    report.durables.add(name)
+    if existing == "missing":
+        report.created.add(name)
+    elif existing == "different":
+        report.changed.add(name)
+
+
+def _build_config(
+    existing: StreamConfig | None, stream: StreamConfig, replicas: int | None, sizes: StreamSizes
 ) -> StreamConfig:
-    name = stream.name or ""
-    now = await _config_of(js, name) or stream
+    now = existing or stream
     return replace(
-        stream, num_replicas=replicas or now.num_replicas or 1, max_bytes=sizes.bytes_of(name) or now.max_bytes
+        stream,
+        num_replicas=replicas or now.num_replicas or 1,
+        max_bytes=sizes.bytes_of(stream.name or "") or now.max_bytes,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from lightningbus.bus.fleet.node_state import is_ready
 from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.listeners import warn_if_reachable
 from lightningbus.common.observability import metrics
 from lightningbus.common.processes.subprocesses import kill_group, spawn
 from lightningbus.learner.publishing.broadcast_worker import SendReply, SendRequest
@@ -33,6 +34,9 @@ from lightningbus.schemas.weights.events import (
 log = logging.getLogger(__name__)
 
 FILE = ".broadcast.safetensors"
+OPEN_BROADCAST = (
+    "whoever does can read the weights and disturb engines; use a network that only the learner and its nodes are on"
+)
 MAX_SEND_SECONDS = 110.0
 """Longest broadcast after the rendezvous: longer than its own timeouts, shorter than nodes wait for engines."""
 START_TIMEOUT_SECONDS = 120.0
@@ -143,6 +147,8 @@ class Broadcaster:
 
     async def __aenter__(self) -> "Broadcaster":
         if self._settings.backend != "off":
+            address = f"{self._settings.host}:{self._settings.port or 'a free port'}"
+            warn_if_reachable("the broadcast of weights", self._settings.host, address, OPEN_BROADCAST)
             self._starting = asyncio.create_task(self._start_sender())
         return self
 

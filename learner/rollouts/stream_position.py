@@ -88,11 +88,16 @@ def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuat
     """Find the position to continue from, by the checkpoint's ``mark`` and ``position`` and the present stream."""
     name = stream.name
     wanted = position - mark.offset
+    last = max(mark.last, wanted - 1)
     if mark.created and stream.created_at != mark.created:
-        return _begin_anew(mark, wanted, stream, f"stream {name} was made anew at {stream.created_at}: it had")
-    if stream.last_seq < max(mark.last, wanted - 1):
-        back = f"stream {name} ends at message {stream.last_seq} again: it has lost what it had since then,"
-        return _begin_anew(mark, wanted, stream, back)
+        remainder = f"{stream.num_messages} are there now" if stream.num_messages else "it is empty now"
+        gap = f"stream {name} was made anew at {stream.created_at}: it had {last} messages, and {remainder}"
+        return _begin_anew(mark, last, stream, gap)
+    if stream.last_seq < last:
+        num_lost = last - stream.last_seq
+        lost = "the message" if num_lost == 1 else f"the {num_lost} messages"
+        gap = f"stream {name} ends at message {stream.last_seq} again: it has lost {lost} after that"
+        return _begin_anew(mark, last, stream, gap)
     now = replace(mark, created=stream.created_at)
     if mark.created and wanted < stream.first_seq:
         missing = f"stream {name} begins at message {stream.first_seq} now: messages from {max(wanted, 1)} on are gone"
@@ -100,8 +105,6 @@ def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuat
     return Continuation(now, wanted if mark.created else max(wanted, stream.first_seq))
 
 
-def _begin_anew(mark: StreamMark, wanted: int, stream: StreamState, gap: str) -> Continuation:
-    last = max(mark.last, wanted - 1)
+def _begin_anew(mark: StreamMark, last: int, stream: StreamState, gap: str) -> Continuation:
     now = replace(mark, created=stream.created_at, offset=mark.offset + last, last=0)
-    remainder = f"{stream.num_messages} are there now" if stream.num_messages else "it is empty now"
-    return Continuation(now, stream.first_seq, f"{gap} {last} messages, and {remainder}")
+    return Continuation(now, stream.first_seq, gap)

@@ -19,7 +19,6 @@ from lightningbus.cli.options import (
     with_sql_client_redirected,
 )
 from lightningbus.run.errors import UserError, exit_with
-from lightningbus.run.run_directory.lookup import find_run_id
 from lightningbus.run.run_directory.new_directory import is_vacant
 
 if TYPE_CHECKING:
@@ -137,9 +136,10 @@ class DataTraining:
         with require_extra("learner"):
             from lightningbus.analysis.replay import write_parquet
             from lightningbus.analysis.run_history import RunHistory
+            from lightningbus.run.run_data.run_names import find_stored_run
 
         def write(client: Any) -> tuple[Path, Path]:
-            history = RunHistory.open(client, find_run_id(run), self.model)
+            history = RunHistory.open(client, find_stored_run(client, run), self.model)
             write_parquet(directory / "rollouts.parquet", choose(history))
             return directory / "rollouts.parquet", history.last_settings().model_path
 

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from aiohttp import BasicAuth, web
 
 from lightningbus.bus.security.secrets import constant_time_equal
-from lightningbus.common.listeners import open_listener, serve_app, url_of
+from lightningbus.common.listeners import local_url_of, open_listener, serve_without_password
 from lightningbus.store.embedded import origin_check, request_body
 from lightningbus.store.embedded.engine import EmbeddedClickHouse, EmbeddedEngineError, QueryResult, Statement
 from lightningbus.store.embedded.readonly_guard import WRITER
@@ -29,6 +29,10 @@ MAX_READER_BYTES = 4 * 1024 * 1024
 """Longest body, before and after decompression."""
 MAX_CONCURRENT_READERS = 32
 """Concurrent requests of readers; more get status 503."""
+OPEN_STORE = (
+    "whoever does can read every run; listen on 127.0.0.1, or let the store write to a ClickHouse server with users "
+    "(--url)"
+)
 THREADS = 4
 PROTOCOL_PARAMS = frozenset(
     {
@@ -69,8 +73,12 @@ class HttpInterface:
 
     async def __aenter__(self) -> "HttpInterface":
         listener = open_listener(self._host, self._port, "http_port")
-        await self._exits.enter_async_context(serve_app(self._app, listener, shutdown_seconds=5, auto_decompress=False))
-        self.url = url_of(self._host, listener)
+        await self._exits.enter_async_context(
+            serve_without_password(
+                self._app, self._host, listener, "SQL", OPEN_STORE, shutdown_seconds=5, auto_decompress=False
+            )
+        )
+        self.url = local_url_of(self._host, listener)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from lightningbus.bus.fleet.heartbeat_text import describe
-from lightningbus.bus.security.secrets import is_loopback
-from lightningbus.common.listeners import open_listener, serve_app, url_of
+from lightningbus.common.listeners import is_loopback, open_listener, serve_without_password
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.embedded import origin_check
 from lightningbus.store.ui import run_list, run_state
@@ -38,6 +37,10 @@ RESPONSE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+OPEN_PAGE = (
+    "whoever does can read every run and write reviews; listen on 127.0.0.1, behind a proxy that asks for one "
+    "(--allowed-host names the proxy's host)"
+)
 STORE_HEADER = "Lightningbus-Store"
 """Header of every answer with the page's source: a `StoreState`."""
 ListMembers = Callable[[], Sequence[Heartbeat] | str]
@@ -139,7 +142,7 @@ class UiServer:
 
 @asynccontextmanager
 async def serve(pages: UiServer, host: str, port: int) -> AsyncIterator[str]:
-    """Serve the page on one address while the block runs; yields its URL. Raises `AddressInUseError`."""
+    """Serve the page on one address while the block runs; yields its URL for others. Raises `AddressInUseError`."""
     listener = open_listener(host, port, "--port", "give another, or 0")
-    async with serve_app(pages.application(), listener):
-        yield url_of(host, listener)
+    async with serve_without_password(pages.application(), host, listener, "the page", OPEN_PAGE) as url:
+        yield url

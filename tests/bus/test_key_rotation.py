@@ -1,13 +1,20 @@
 """Certificates belong to their users, and keys and authorities are rotated while a run goes on."""
 
 import asyncio
+import fcntl
 import json
+import logging
+import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -22,6 +29,8 @@ from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.identities import identity_of
 from lightningbus.bus.security.key_rotation import begin_rotation, finish_rotation
 from lightningbus.bus.security.users import create_users
+from lightningbus.cli.commands.roles.bus import report_refusal
+from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.observability import metric_registry
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_publisher import TaskPublisher
@@ -135,6 +144,83 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 assert (await admin.js.stream_info("TASKS")).state.messages >= published
         with pytest.raises(CredentialsError, match="no rotation"):
             list(finish_rotation(users))
+
+
+def start_bus(tmp_path: Path, *options: str, **more: Any) -> "tuple[subprocess.Popen[str], str]":
+    """The process of ``lightningbus bus`` and its address, once it serves."""
+    line = [sys.executable, "-P", "-m", "lightningbus", *options, "bus", "--port", "0", "--dir", "bus"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, **more)
+    assert process.stdout is not None
+    return process, process.stdout.readline().removeprefix("bus: ").strip()
+
+
+async def test_a_bus_that_is_hung_up_reads_new_keys(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    assert list(create_users(users, tls=True))
+    old = tmp_path / "old"
+    shutil.copytree(users / "runner", old)
+    process, url = await asyncio.to_thread(start_bus, tmp_path, "--credentials", "users")
+    try:
+        assert list(begin_rotation(users))
+        assert list(finish_rotation(users))
+        process.send_signal(signal.SIGHUP)
+        await reloaded(url, Credentials.read(old, "runner"), refused=True)
+        await let_in(url, Credentials.read(users, "runner"))
+    finally:
+        process.terminate()
+        _, errors = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+    assert errors.count("reads its configuration, users and certificates again") == 1
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_closes_stops_a_bus_unless_nohup(tmp_path: Path, nohup: bool) -> None:
+    master, slave = os.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    process, _ = start_bus(
+        tmp_path, start_new_session=True, preexec_fn=take_terminal, pass_fds=[slave], stdin=subprocess.DEVNULL
+    )
+    os.close(slave)
+    os.close(master)
+    assert process.stderr is not None
+    if nohup:
+        while "reads its configuration" not in (line := process.stderr.readline()):
+            assert line
+        process.terminate()
+    process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 0
+
+
+async def test_a_bus_whose_admin_has_old_keys_says_so_and_lets_it_in_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightningbus.bus.connection.AUTH_RETRY_SECONDS", 0.1)
+    users, mine = tmp_path / "users", tmp_path / "mine"
+    assert list(create_users(users, tls=True))
+    shutil.copytree(users / "admin", mine / "admin")
+    async with (
+        asyncio.timeout(HANG_SECONDS),
+        nats_server(tmp_path / "nats", users=users) as server,
+        Bus.connect(server.url, credentials=Credentials.read(mine, "admin")) as admin,
+    ):
+        reporting = asyncio.create_task(report_refusal(admin, mine))
+        assert list(begin_rotation(users))
+        assert list(finish_rotation(users))
+        server.reload()
+        while not (errors := [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]):
+            await asyncio.sleep(0.01)
+        assert len(errors) == 1 and f"copy {mine}/admin of the new keys here" in errors[0]
+        assert "its certificate is not to be trusted" in errors[0]
+        shutil.copytree(users / "admin", mine / "admin", dirs_exist_ok=True)
+        await admin.reconnected.wait()
+        await admin.provision()
+        await cancel_and_wait(reporting)
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["keys", "keys and authorities"])

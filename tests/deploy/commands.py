@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import check_exposure
 from lightningbus.cli.app import app
-from lightningbus.cli.commands.roles import inference, learner, runner, store
+from lightningbus.cli.commands.roles import grader, inference, learner, runner, store
 from lightningbus.cli.commands.roles.store import URL_VARIABLE
 from lightningbus.common.processes.subprocesses import ProcessGuard
 from lightningbus.common.role_settings import RoleSettings
@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 Document = dict[str, Any]
 ROLES = {"store", "learner", "inference", "runner"}
+OPTIONAL_ROLES = {"grader"}
+"""Roles that components of an overlay start."""
 
 
 class Commands:
@@ -35,7 +37,7 @@ class Commands:
         self._guarded = 0
         # In this process a guard would end what other tests have started.
         monkeypatch.setattr(ProcessGuard, "enable", self._stand)
-        for module in (inference, learner, runner, store):
+        for module in (grader, inference, learner, runner, store):
             monkeypatch.setattr(
                 module, "run_role", lambda at, name, role, checked, *_: self._begun.append((at, name, checked))
             )
@@ -68,7 +70,7 @@ class Commands:
         command: Any = typer.main.get_group(app)
         while isinstance(command, TyperGroup) and words and words[0] in command.commands:
             name, command, words = command.resolve_command(typer.Context(command), list(words))
-        if name not in ROLES:
+        if name not in ROLES | OPTIONAL_ROLES:
             params = command.make_context(name, list(words)).params
             if name == "bus":
                 check_exposure(params["host"], access, params["insecure"])

@@ -1,4 +1,4 @@
-"""Components of an overlay: page, Grafana, Ingress and backups, valid by two versions of Kubernetes."""
+"""Components of an overlay: page, Grafana, Ingress, backups and grader, valid by two versions of Kubernetes."""
 
 import os
 import re
@@ -12,7 +12,11 @@ import yaml
 
 from lightningbus.cli.commands.results.ui import HOSTS_VARIABLE
 from lightningbus.cli.commands.roles.store import ADMIN_VARIABLE, BACKUP_KEYS, BACKUP_VARIABLE
+from lightningbus.common.role_settings import parse_address
+from lightningbus.graders.settings import GraderSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
+from lightningbus.runners.settings import RunnerSettings
 from tests.deploy.commands import DEPLOY, ROOT, Commands, Document
 from tests.polling import HANG_SECONDS
 
@@ -24,6 +28,7 @@ COMPONENTS = [
 ]
 """Those of the overlay that the page shows first."""
 WEIGHTS = DEPLOY / "kubernetes" / "weights"
+GRADER = DEPLOY / "kubernetes" / "grader"
 DEPLOYMENT = (ROOT / "docs" / "deployment.md").read_text()
 NAMESPACE = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["namespace"]
 OVERLAYS: list[Document] = [
@@ -40,7 +45,7 @@ def documents_of(component: Path) -> list[Document]:
     return [document for name in listed for document in yaml.safe_load_all((component / name).read_text())]
 
 
-DOCUMENTS = [document for component in (*COMPONENTS, WEIGHTS) for document in documents_of(component)]
+DOCUMENTS = [document for component in (*COMPONENTS, WEIGHTS, GRADER) for document in documents_of(component)]
 
 
 def of(kind: str) -> dict[str, Document]:
@@ -105,6 +110,16 @@ def test_the_documented_overlay_of_base_and_components_is_built_in_one_namespace
 
 
 @pytest.mark.integration
+def test_the_documented_overlay_of_ones_own_registry_names_the_class_of_the_models_volume(tmp_path: Path) -> None:
+    built = build({"components": [], **OVERLAYS[0]}, tmp_path)
+    for document in built:
+        if document["kind"] != "ScaledObject":
+            kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+    (claim,) = (each["spec"] for each in built if each["kind"] == "PersistentVolumeClaim")
+    assert claim["accessModes"] == ["ReadWriteMany"] and claim["storageClassName"] == "nfs-client"
+
+
+@pytest.mark.integration
 def test_the_documented_overlay_for_large_models_shares_a_volume(tmp_path: Path) -> None:
     overlay = OVERLAYS[2]
     assert [ROOT / path for path in overlay["components"]] == [WEIGHTS]
@@ -136,8 +151,65 @@ def test_the_documented_overlay_for_large_models_shares_a_volume(tmp_path: Path)
     assert claim["spec"]["resources"]["requests"]["storage"] in overlay["patches"][0]["patch"]
 
 
+@pytest.mark.integration
+def test_the_documented_overlay_with_a_grader_leaves_rewards_to_it(tmp_path: Path, commands: Commands) -> None:
+    overlay = OVERLAYS[3]
+    assert [ROOT / path for path in overlay["components"]] == [GRADER]
+    settings = (GRADER / "settings.yaml").read_text()
+    (tmp_path / "grader.yaml").write_text(settings)
+    built = build({**overlay}, tmp_path)
+    for document in built:
+        if document["kind"] != "ScaledObject":
+            kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+    templates = {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"]["containers"][0]
+        for document in built
+        if document["kind"] == "Deployment"
+    }
+    runner = commands.begun(
+        templates["runner"]["args"],
+        {"/etc/lightningbus/runner.yaml": (DEPLOY / "kubernetes" / "settings" / "runner.yaml").read_text()},
+        commands.secrets / "runner",
+    )
+    assert isinstance(runner, RunnerSettings) and runner.graded
+    assert templates["grader"]["image"] == templates["runner"]["image"]
+    (config,) = (d for d in built if d["kind"] == "ConfigMap" and d["metadata"]["name"].startswith("grader-"))
+    assert config["data"] == {"grader.yaml": settings} and config["metadata"]["namespace"] == NAMESPACE
+    (mounted,) = (
+        volume["configMap"]["name"]
+        for document in built
+        if (document["kind"], document["metadata"]["name"]) == ("Deployment", "grader")
+        for volume in document["spec"]["template"]["spec"]["volumes"]
+        if "configMap" in volume
+    )
+    assert mounted == config["metadata"]["name"]
+
+
+def test_a_grader_is_a_role_of_ours_with_its_own_secret_and_reaches_bus_and_judges(commands: Commands) -> None:
+    grader, pod = container("grader"), pods()["grader"]
+    text = (GRADER / "settings.yaml").read_text()
+    settings = commands.begun(grader["args"], {"/etc/lightningbus/grader.yaml": text}, commands.secrets / "grader")
+    assert isinstance(settings, GraderSettings)
+    assert parse_address(settings.health_address or "") == ("0.0.0.0", grader["ports"][0]["containerPort"])
+    assert pod["terminationGracePeriodSeconds"] >= settings.drain_timeout_seconds + 10
+    mounts = {mount["name"]: mount["mountPath"] for mount in grader["volumeMounts"]}
+    assert {"name": CREDENTIALS_VARIABLE, "value": mounts["access"]} in grader["env"]
+    assert settings.cache is not None and str(settings.cache.parent) == mounts["work"]
+    (access,) = (volume["secret"] for volume in pod["volumes"] if volume["name"] == "access")
+    assert access == {"secretName": "lightningbus-grader", "defaultMode": 0o440}
+    assert "create secret generic lightningbus-grader --from-file=secrets/grader " in DEPLOYMENT
+    policies = of("NetworkPolicy")
+    to_bus, to_judges = policies["grader"]["spec"]["egress"]
+    (from_grader,) = policies["nats-grader"]["spec"]["ingress"]
+    assert [to_bus["to"], from_grader["from"]] == [
+        [{"podSelector": policies["nats-grader"]["spec"]["podSelector"]}],
+        [{"podSelector": policies["grader"]["spec"]["podSelector"]}],
+    ]
+    assert to_bus["ports"] == from_grader["ports"] == [{"port": 4222}] and to_judges == {"ports": [{"port": 443}]}
+
+
 def test_each_component_is_in_the_namespace_of_the_base() -> None:
-    for component in (*COMPONENTS, WEIGHTS):
+    for component in (*COMPONENTS, WEIGHTS, GRADER):
         assert yaml.safe_load((component / "kustomization.yaml").read_text())["namespace"] == NAMESPACE
 
 
@@ -163,7 +235,7 @@ def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
         assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
         assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
     secrets = set(re.findall(r"(?:secretRef|secretKeyRef): \{name: ([\w-]+)", "".join(
-        path.read_text() for component in COMPONENTS for path in component.glob("*.yaml")
+        path.read_text() for component in (*COMPONENTS, GRADER) for path in component.glob("*.yaml")
     )))  # fmt: skip
     secrets |= {ingress["spec"]["tls"][0]["secretName"] for ingress in of("Ingress").values()}
     secrets |= {of("Ingress")["page"]["metadata"]["annotations"]["nginx.ingress.kubernetes.io/auth-secret"]}

@@ -28,7 +28,8 @@ def mark(offset: int = 0, last: int = 0, created: str = "monday") -> StreamMark:
     ("known", "position", "state", "sequence", "offset", "gap"),
     [
         (mark(created=""), 1, stream(first=501, last=900), 501, 0, ""),
-        (mark(created=""), 9, stream(last=3), 1, 8, "ends at message 3 again"),
+        (mark(created=""), 9, stream(last=3), 1, 8, "ends at message 3 again: it has lost the 5 messages after that"),
+        (mark(last=25928), 25900, stream(first=25609, last=25608), 25609, 25928, "it has lost the 320 messages after"),
         (mark(last=20), 9, stream(first=9, last=20), 9, 0, ""),
         (mark(last=20), 21, stream(first=21, last=20), 21, 0, ""),
         (mark(last=20), 9, stream(first=5, last=30), 9, 0, ""),
@@ -41,7 +42,7 @@ def mark(offset: int = 0, last: int = 0, created: str = "monday") -> StreamMark:
             "it had 20 messages, and it is empty",
         ),
         (mark(last=20), 9, stream("tuesday", last=40), 1, 20, "made anew at tuesday: it had 20 messages"),
-        (mark(last=20), 9, stream(first=4, last=19), 4, 20, "ends at message 19 again"),
+        (mark(last=20), 9, stream(first=4, last=19), 4, 20, "message 19 again: it has lost the message after that"),
         (mark(last=7), 21, stream(first=4, last=19), 4, 20, "ends at message 19 again"),
         (mark(last=20), 9, stream(first=12, last=30), 12, 0, "begins at message 12 now: messages from 9 on are gone"),
         (mark(offset=100, last=20), 109, stream(first=9, last=20), 9, 100, ""),

@@ -121,6 +121,19 @@ def test_a_question_to_a_dead_address_is_answered_by_its_sentence_only(tmp_path:
     assert sentence == "no ClickHouse answers at http://127.0.0.1:1: Connection refused"
 
 
+def test_provision_prints_what_it_checked_made_and_changed(nats: NatsServer) -> None:
+    def provision(*options: str) -> str:
+        return run("provision", "--bus", nats.url, *options).stdout
+
+    assert re.fullmatch(r"checked \d+ streams and \d+ durables: all are new\n", provision())
+    assert provision().endswith(" durables: nothing was missing, and nothing changed\n")
+    assert provision("--size", "tasks_mib=7").endswith(": changed TASKS\n")
+    added = provision("--agent", "calc", "--size", "tasks_mib=8")
+    assert added.endswith(": created TASKS/runner-calc-eval, TASKS/runner-calc-train; changed TASKS\n")
+    waits = provision("--agent", "calc", "--ack-wait", "5")
+    assert waits.endswith(": changed TASKS/runner-calc-eval, TASKS/runner-calc-train\n")
+
+
 def test_provision_that_the_server_refuses_says_what_to_do(nats: NatsServer) -> None:
     assert "not in a cluster: leave out --replicas" in says(run("provision", "--bus", nats.url, "--replicas", 3))
 

@@ -1,6 +1,7 @@
 """A run that is named is asked in its own store, though another run is the latest."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,26 @@ def test_a_run_that_is_not_there_is_said_with_those_that_are(place: Path) -> Non
     assert "there is no run 'frist' here or in the store of run second; did you mean 'first'?" in says(
         run_command("report", "outcomes", "--run", "frist", cwd=place)
     )
+
+
+@pytest.mark.integration
+def test_a_store_that_was_copied_alone_is_asked_for_the_run_that_it_has(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "runs" / "first" / "store", tmp_path / "runs" / "copy" / "store", symlinks=True)
+    for command in (("report", "outcomes"), ("report", "compare", "copy", "copy")):
+        options = ("--run", "copy") if "compare" not in command else ()
+        result = run_command(*command, *options, "--json", cwd=tmp_path)
+        assert result.returncode == 0 and json.loads(result.stdout), result.stderr
+    page = run_command("report", "--html", "report.html", "--run", "copy", cwd=tmp_path)
+    assert page.stdout == "report.html\n", page.stderr
+
+
+@pytest.mark.integration
+def test_a_copied_store_of_several_runs_is_no_hint_at_its_own_name(tmp_path: Path) -> None:
+    with prepared(tmp_path / "runs" / "copy" / "store") as store:
+        for name in ("first", "second"):
+            seed_store.insert(store.sql, seed_store.run(name, steps=1, groups=1))
+    sentence = says(run_command("report", "outcomes", "--run", "copy", cwd=tmp_path))
+    assert "there is no run 'copy' in the store; known are first, second" in sentence
 
 
 @pytest.mark.integration

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -18,6 +19,7 @@ from clickhouse_connect.driver.exceptions import OperationalError
 
 from benchmarks.store import ui
 from lightningbus.bus.client import Bus
+from lightningbus.common.listeners import find_reachable_host
 from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.clickhouse import migrations
@@ -520,6 +522,23 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
     assert (members[0]["id"], members[0]["status"]) == ("runner-7", {"busy": 3})
     process.terminate()
     assert await process.wait() == 0
+
+
+@pytest.mark.integration
+async def test_on_all_interfaces_it_prints_an_address_for_others_and_warns(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "lightningbus", "ui", "--port", "0", "--host", "0.0.0.0"]
+    process = await asyncio.create_subprocess_exec(*line, cwd=tmp_path, stderr=PIPE)
+    assert process.stderr is not None
+    lines: list[str] = []
+    while not lines or " too" not in lines[-1]:
+        lines.append((await process.stderr.readline()).decode())
+        assert lines[-1], lines
+    process.terminate()
+    assert await process.wait() == 0
+    address = lines[-2].removeprefix("UI at ").strip()
+    assert urlsplit(address).hostname == find_reachable_host("0.0.0.0") != "127.0.0.1"
+    assert lines[-1] == f"on this machine it is at http://127.0.0.1:{urlsplit(address).port} too\n"
+    assert f"the page at {address} asks nobody for a password, and other machines reach it: " in "".join(lines[:-2])
 
 
 @pytest.mark.integration

@@ -9,11 +9,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.readiness import not_ready_reason
-from lightningbus.common.listeners import open_listener, serve_app, url_of
+from lightningbus.common.listeners import open_listener, serve_without_password
 from lightningbus.common.observability import metric_registry, metrics
 from lightningbus.common.role_settings import parse_address
 
 log = logging.getLogger(__name__)
+
+OPEN_HEALTH = "whoever does can read the role's state and metrics; let only your monitoring reach this port"
 
 
 class HealthServer:
@@ -47,8 +49,8 @@ class HealthServer:
         app.router.add_get("/metrics", self._metrics)
         host, port = parse_address(address)
         listener = open_listener(host, port, "health", "set another address")
-        async with serve_app(app, listener):
-            log.info("health at %s", url_of(host, listener))
+        async with serve_without_password(app, host, listener, "health", OPEN_HEALTH) as url:
+            log.info("health at %s", url)
             yield
 
     async def _healthz(self, request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -41,6 +42,27 @@ def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, handle, number)
+
+
+def on_hangup(loop: asyncio.AbstractEventLoop, reload: Callable[[], None], stop: asyncio.Event) -> None:
+    """Install a handler of SIGHUP: it calls ``reload``; that of a terminal that closes sets ``stop``, unless nohup."""
+    had_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and _has_terminal()
+
+    def handle() -> None:
+        if had_terminal and not _has_terminal():
+            stop.set()
+        else:
+            reload()
+
+    loop.add_signal_handler(signal.SIGHUP, handle)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> None:

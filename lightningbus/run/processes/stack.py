@@ -18,11 +18,12 @@ from lightningbus.bus.fleet.heartbeats import Fleet, default_instance_id
 from lightningbus.bus.fleet.node_state import is_serving
 from lightningbus.bus.security.credentials import FILE, Credentials
 from lightningbus.bus.security.permissions import PERMISSIONS
-from lightningbus.bus.security.secrets import CONF, INFERENCE_API_KEY, is_loopback, new_key, write_secret
+from lightningbus.bus.security.secrets import CONF, INFERENCE_API_KEY, new_key, write_secret
 from lightningbus.bus.security.signing import make_keys
 from lightningbus.bus.security.users import allow_policies, create_users
 from lightningbus.bus.streams.specs import DEFAULT_POLICIES, ConsumerSpec, runner_consumers
 from lightningbus.common.aio import cancel_and_wait, first_completed, run_unless
+from lightningbus.common.listeners import is_loopback
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import LiveView, console
 from lightningbus.run.display.notebook_view import choose_view

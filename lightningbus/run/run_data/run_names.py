@@ -4,7 +4,7 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.lookup import find_run_names
+from lightningbus.run.run_directory.lookup import find_named_run, find_run_names
 
 RUNS = """
 SELECT run_id FROM runs
@@ -23,13 +23,41 @@ def check_run(client: Client, run: str, place: str = "in the store") -> None:
 
     ``place`` says where the run is not, in the words of the error.
     """
-    names = [row[0] for row in client.query(RUNS).result_rows]
-    if run in names:
-        return
-    names = [*dict.fromkeys([*names, *find_run_names()])]
-    hint = suggest_name(run, names) if names else "the store has no run yet"
+    stored = list_stored_runs(client)
+    if run not in stored:
+        raise _no_stored_run(run, place, stored)
+
+
+def find_stored_run(client: Client, run: str) -> str:
+    """Return the id by which a run's store has it, from its name or directory; empty for an empty name. Blocks.
+
+    A run's own store that has one run alone, of another id, has that run: such a store was copied without the rest of
+    its directory. ``client`` is on the data of `lightningbus.run.run_data.run_data.RunData.of` that name. Raises
+    `UserError` for a run of which the store has nothing.
+    """
+    if not run:
+        return ""
+    named, stored = find_named_run(run), list_stored_runs(client)
+    run_id = run if named is None else named.run_id
+    if run_id in stored:
+        return run_id
+    if named is not None and named.has_stored_data() and len(stored) == 1:
+        return stored[0]
+    raise _no_stored_run(run_id, "in the store", stored)
+
+
+def list_stored_runs(client: Client) -> list[str]:
+    """List the ids of the runs of which the store has anything. Blocks."""
+    return [row[0] for row in client.query(RUNS).result_rows]
+
+
+def _no_stored_run(run: str, place: str, stored: list[str]) -> UserError:
+    """Build the error for a run that is not ``place``. A directory of that very name is no hint: the store lacks it."""
+    directories = find_run_names()
+    known = stored if run in directories else [*dict.fromkeys([*stored, *directories])]
+    hint = suggest_name(run, known) if known else "the store has no run yet"
     hint = hint or "`lightningbus query` has them: SELECT * FROM runs"
-    raise UserError(f"there is no run {run!r} {place}; {hint}")
+    return UserError(f"there is no run {run!r} {place}; {hint}")
 
 
 def check_model(client: Client, run: str, model: str) -> None:

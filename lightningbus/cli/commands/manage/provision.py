@@ -43,6 +43,7 @@ def provision(
     async def make() -> None:
         async with connect(bus, "provision", "admin", CONNECT_SECONDS) as at:
             more = [each for name in agent or [DEFAULT_AGENT] for each in runner_consumers(name, ack_wait)]
-            await at.provision(replicas, sizes, more, policy or DEFAULT_POLICIES)
+            report = await at.provision(replicas, sizes, more, policy or DEFAULT_POLICIES)
+            print(report.describe())
 
     run_async(make())

@@ -15,7 +15,6 @@ from lightningbus.cli.options import (
     JsonOption,
     RunOption,
     SqlOption,
-    exit_on_user_error,
     require_extra,
     run_async,
     with_sql_client,
@@ -23,7 +22,6 @@ from lightningbus.cli.options import (
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.discovery import connect
-from lightningbus.run.run_directory.lookup import find_run_id
 from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.audits.quarantine import standing_verdicts
 from lightningbus.store.reports import ResultTable
@@ -51,13 +49,12 @@ def audit(
         print(f"the verdict on {overturn} does not hold any more")
         return
     with require_extra("store"):
-        from lightningbus.run.run_data.run_names import check_run
+        from lightningbus.run.run_data.run_names import find_stored_run
         from lightningbus.store.reports import REPORTS
-    definition, run_id = REPORTS["audit"], exit_on_user_error(find_run_id, run)
+    definition = REPORTS["audit"]
 
     def answer(client: Any) -> ResultTable:
-        if run_id:
-            check_run(client, run_id)
+        run_id = find_stored_run(client, run)
         return run_query(client, definition.query(database), **definition.values({}, run_id))
 
     result = with_sql_client(sql, database, answer, run)

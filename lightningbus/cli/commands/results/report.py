@@ -22,8 +22,15 @@ from lightningbus.cli.options import (
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.run.run_directory.lookup import find_run_id
 from lightningbus.store.reports import Report, ResultTable
+from lightningbus.store.reports.compared_runs import (
+    COMPARISON,
+    SIDES,
+    Side,
+    choose_side,
+    describe_selection,
+    join_sides,
+)
 
 MAX_ROWS = 1000
 NEXT = """
@@ -70,9 +77,8 @@ def report(
 ) -> None:
     """Answer the usual questions about a run. Each report is also an SQL view."""
     with require_extra("store"):
-        from lightningbus.run.run_data.run_names import check_model, check_run
+        from lightningbus.run.run_data.run_names import check_model, find_stored_run
         from lightningbus.store.reports import REPORTS
-        from lightningbus.store.reports.compared_runs import COMPARISON
         from lightningbus.store.reports.interval import add_intervals
     if html is not None:
         _write_html(html, name, run, sql, database)
@@ -102,22 +108,19 @@ def report(
         exit_with(f"report {name} is not by model: leave --model out")
     of_model = bool(model) and definition.is_by_model
 
-    def ask(run: str, run_id: str, arguments: Mapping[str, str]) -> ResultTable:
+    def ask(run: str, side: Side | None = None) -> ResultTable:
         def answer(client: Any) -> ResultTable:
-            if run_id:
-                check_run(client, run_id)
+            run_id = find_stored_run(client, run)
+            values = choose_side(arguments, side, run_id) if side is not None else arguments
             if model:
                 check_model(client, run_id, model)
             until = _moment(client, as_of, run_id, model) if as_of is not None else None
-            bound = definition.values(arguments, run_id) | ({"model": model} if of_model else {})
+            bound = definition.values(values, run_id) | ({"model": model} if of_model else {})
             return add_intervals(run_query(client, definition.query(database, most, of_model, until), **bound))
 
         return with_sql_client(sql, database, answer, run)
 
-    if name == COMPARISON:
-        result = exit_on_user_error(_compare, ask, arguments, run)
-    else:
-        result = ask(run, exit_on_user_error(find_run_id, run), arguments)
+    result = exit_on_user_error(_compare, ask, arguments, run) if name == COMPARISON else ask(run)
     if plot is not None and definition.plot is not None:
         with require_extra("demo"):
             from lightningbus.run.results.plot import plot_report
@@ -132,20 +135,15 @@ def report(
         print(f"these are the first {limit} rows: --limit 0 shows all{narrower}", file=sys.stderr)
 
 
-def _compare(
-    ask: Callable[[str, str, Mapping[str, str]], ResultTable], arguments: Mapping[str, str], run: str
-) -> ResultTable:
+def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, str], run: str) -> ResultTable:
     """Ask each of two runs in its own store, and join the answers; raises `UserError` where one has no rollouts."""
-    from lightningbus.store.reports.compared_runs import SIDES, Side, choose_side, describe_selection, join_sides
-
     names = [arguments[side] for side in SIDES]
     if run and run not in names:
         raise UserError(f"--run: report compare is about {' and '.join(names)}: leave --run out")
 
     def ask_side(side: Side) -> ResultTable:
         run = arguments[side]
-        run_id = find_run_id(run)
-        answer = ask(run, run_id, choose_side(arguments, side, run_id))
+        answer = ask(run, side)
         if not answer[1]:
             raise UserError(f"run {run!r} has no rollouts with {describe_selection(arguments, side)}")
         return answer
@@ -161,14 +159,13 @@ def _write_html(path: Path, name: str | None, run: str, sql: str | None, databas
         exit_with("there is no run here: say which with --run")
     with require_extra("demo"):
         from lightningbus.run.results.html_report import write_report
-        from lightningbus.run.run_data.run_names import check_run
-    which = exit_on_user_error(find_run_id, run) if latest is None else exit_on_user_error(lambda: latest.run_id)
+        from lightningbus.run.run_data.run_names import find_stored_run
+    which = run if latest is None else str(latest.path)
 
     def write(client: Any) -> None:
-        check_run(client, which)
-        write_report(path, client, database, which)
+        write_report(path, client, database, find_stored_run(client, which))
 
-    with_sql_client(sql, database, write, run)
+    with_sql_client(sql, database, write, which)
     print(path)
 
 

@@ -38,9 +38,12 @@ def show(
     """Show one rollout call by call: requests, answers, tools and reward, with the weight version of each token."""
     with require_extra("store"):
         from lightningbus.analysis.transcript import Transcript
+        from lightningbus.run.run_data.run_names import find_stored_run
     if color not in ("none", "advantage", "staleness"):
         exit_with(f"--color: {color!r} is none of advantage, staleness and none")
-    transcript = with_sql_client(sql, database, lambda client: Transcript.load(client, rollout, find_run_id(run)), run)
+    transcript = with_sql_client(
+        sql, database, lambda client: Transcript.load(client, rollout, find_stored_run(client, run)), run
+    )
     transcript.show_json() if as_json else transcript.show(color)
 
 
@@ -94,6 +97,7 @@ def export(
     with require_extra("learner"):
         from lightningbus.analysis import replay as work
         from lightningbus.analysis.run_history import RunHistory
+        from lightningbus.run.run_data.run_names import find_stored_run
 
     writers = {".jsonl": work.write_chat, ".parquet": work.write_parquet}
     if out.suffix not in writers:
@@ -101,10 +105,9 @@ def export(
     if prompts and out.suffix != ".jsonl":
         exit_with(f"{out}: the name must end in .jsonl for --prompts")
     writer = work.write_prompts if prompts else writers[out.suffix]
-    run_id = exit_on_user_error(find_run_id, run) if run is not None else None
 
     def write(client: Any) -> int:
-        history = RunHistory.open(client, run_id, model)
+        history = RunHistory.open(client, run and find_stored_run(client, run), model)
         rollouts = history.query_rollouts(query) if query else history.best_rollouts(top_k, min_reward)
         return writer(out, rollouts)
 

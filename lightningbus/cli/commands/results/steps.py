@@ -1,7 +1,7 @@
 """``lightningbus steps``: repeat a training step, or train a run's batches offline."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from lightningbus.cli.options import (
     with_sql_client_redirected,
 )
 from lightningbus.cli.output import print_result
-from lightningbus.run.run_directory.lookup import find_run_id
 from lightningbus.run.settings.run_file import load_fields
 
 app = typer.Typer(help="Repeat training steps from ClickHouse.", no_args_is_help=True, rich_markup_mode=None)
@@ -52,8 +51,11 @@ def replay(
     """
     with require_extra("learner"):
         from lightningbus.analysis import replay as work
+        from lightningbus.run.run_data.run_names import find_stored_run
 
-    run_id = exit_on_user_error(find_run_id, run) if run is not None else None
+    def find_id(client: Any) -> str | None:
+        return run and find_stored_run(client, run)
+
     if train is not None:
         from rich.progress import Progress
 
@@ -68,14 +70,14 @@ def replay(
                 sql,
                 database,
                 lambda client: work.train_offline(
-                    client, run_id, model, (step, end), changes, train, lambda: progress.advance(bar), grading
+                    client, find_id(client), model, (step, end), changes, train, lambda: progress.advance(bar), grading
                 ),
                 run,
             )
         print_result((["step", "reward", "tokens", "loss"], list(done)), as_json)
         return
     result = with_sql_client_redirected(
-        sql, database, lambda client: work.replay_step(client, run_id, model, step, checkpoints, grading), run
+        sql, database, lambda client: work.replay_step(client, find_id(client), model, step, checkpoints, grading), run
     )
     print_result((list(result), [tuple(result.values())]), as_json)
     if not result["same_batch"] or not result.get("same_loss", True):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -13,7 +14,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, require_extra, run_async
 from lightningbus.common.aio import first_completed
-from lightningbus.common.listeners import AddressInUseError
+from lightningbus.common.listeners import AddressInUseError, connectable_host
 from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.run_directory.discovery import connect
@@ -111,6 +112,9 @@ def ui(
         ):
             announce(address)
             print(f"UI at {address}", file=sys.stderr, flush=True)
+            local = f"http://{connectable_host(host)}:{urlsplit(address).port}"
+            if local != address:
+                print(f"on this machine it is at {local} too", file=sys.stderr, flush=True)
             if run.problem:
                 print(f"{run.problem}; the page shows it then", file=sys.stderr, flush=True)
             await first_completed(run.following, stop.wait())

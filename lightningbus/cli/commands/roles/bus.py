@@ -1,6 +1,7 @@
 """``lightningbus bus``: run a nats-server with all streams, and create its users."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -23,8 +24,10 @@ from lightningbus.cli.options import (
 )
 from lightningbus.common.observability.logs import bind_process_context, log_standard_output
 from lightningbus.run.errors import exit_with
-from lightningbus.run.processes.role_process import on_stop_signals
+from lightningbus.run.processes.role_process import on_hangup, on_stop_signals
 from lightningbus.run.run_directory.discovery import find_credentials, find_credentials_directory
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -48,10 +51,13 @@ def bus(
     size: SizeOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Run a nats-server with all streams, until Ctrl-C; restart it when it dies."""
+    """Run a nats-server with all streams, until Ctrl-C; restart it when it dies.
+
+    `kill -HUP` of this process lets the server read new keys and certificates.
+    """
     from lightningbus.bus.embedded.nats_server import nats_server
     from lightningbus.common.aio import first_completed
-    from lightningbus.common.listeners import find_reachable_host
+    from lightningbus.common.listeners import find_reachable_host, is_loopback
 
     if context.invoked_subcommand is not None:
         return
@@ -68,6 +74,7 @@ def bus(
             nats_server(dir, host, port, sync_interval, users, insecure, sizes.more_mib) as server,
             Bus.connect(server.url, name="provision", credentials=find_credentials("admin")) as admin,
         ):
+            on_hangup(asyncio.get_running_loop(), server.reload, stop)
             more = runner_consumers(DEFAULT_AGENT) if users is not None else ()
             await admin.provision(sizes=sizes, more=more, policies=policies)
             reachable = f"nats://{find_reachable_host(host)}:{server.port}"
@@ -75,12 +82,31 @@ def bus(
             if users is None:
                 if reachable != server.url:
                     print(f"bus: on this machine it is at {server.url} too", file=sys.stderr)
-                print(NO_USERS, file=sys.stderr)
+                if is_loopback(host):  # elsewhere the server has warned
+                    print(NO_USERS, file=sys.stderr)
             elif reachable != server.url:  # a client checks the name
                 print(f"bus: others reach port {server.port} by a name or address in its certificate", file=sys.stderr)
-            await first_completed(server.supervise(), admin.keep_provisioned(sizes, more, policies), stop.wait())
+            keeping = admin.keep_provisioned(sizes, more, policies)
+            await first_completed(server.supervise(), keeping, report_refusal(admin, users), stop.wait())
 
     run_async(serve())
+
+
+async def report_refusal(admin: Bus, users: Path | None) -> None:
+    """Log an error once the server has refused its admin for good, and wait for ever: clients do without it.
+
+    ``users`` is the directory of ``--credentials``. Raises `BusError` if the connection does not try again.
+    """
+    await admin.closed.wait()
+    if admin.nc.is_closed:
+        raise admin.failure
+    log.error(
+        "the server does not let its own admin in, so missing streams are not made again: %s; copy %s of the new keys "
+        "here, which is read at the next try. Clients are served meanwhile",
+        admin.failure,
+        f"{users}/admin" if users is not None else "the directory `admin`",
+    )
+    await asyncio.Event().wait()
 
 
 @app.command("create-users")
@@ -142,7 +168,7 @@ def rotate(
     finish: Annotated[bool, typer.Option("--finish", help="second step: reject the old keys")] = False,
     server: Annotated[
         int | None,
-        typer.Option("--server", help="process id of a nats-server on this machine to reload at once"),
+        typer.Option("--server", help="process id of a nats-server or `bus` on this machine to reload at once"),
     ] = None,
     leaf: Annotated[
         bool, typer.Option("--leaf", help="same as for `bus create-users`: the users are those of a leaf node")
@@ -164,8 +190,8 @@ def rotate(
     exit_on_user_error(rotated)
     if server is None:
         print(
-            f"next: each server is given {out}/users.conf and {out}/server, "
-            "and reads them at `kill -HUP` or `nats-server --signal reload`"
+            f"next: each server is given {out}/users.conf and {out}/server, and {out}/admin where `lightningbus bus` "
+            "runs it, and reads them at `kill -HUP` of either process or `nats-server --signal reload`"
         )
     if not finish:
         print(

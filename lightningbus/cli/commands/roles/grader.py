@@ -21,7 +21,7 @@ def grader(
 ) -> None:
     """Take finished rollouts off the bus, and give them rewards by functions and judges.
 
-    Every field of the grader's settings is an option too, such as --max-attempts 5; runners need --graded.
+    Every field of the grader's settings is an option too, such as --max-attempts 5; runners need --graded true.
     """
     from lightningbus.graders import grader as role
     from lightningbus.graders.errors import GraderError
