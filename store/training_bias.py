@@ -1,11 +1,21 @@
-"""Detects that training leaves out slow rollouts."""
+"""Detects that training leaves out slow rollouts, or many that the agent failed."""
 
 from collections import Counter
 
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.alerts.table import MAX_GAP, MIN_ROLLOUTS, NUM_STEPS, describe
+from lightningbus.alerts.table import (
+    MAX_FAILED,
+    MAX_GAP,
+    MIN_FAILED_ROLLOUTS,
+    MIN_ROLLOUTS,
+    NUM_FAILED_STEPS,
+    NUM_STEPS,
+    describe,
+)
+from lightningbus.schemas.text import cut_at_word
 
+ERROR_CHARACTERS = 100
 SHARES = """
 WITH last AS
 (
@@ -32,13 +42,54 @@ FROM timed AS t INNER JOIN slow ON t.run_id = slow.run_id AND t.model = slow.mod
 GROUP BY run_id, model ORDER BY run_id, model
 """
 """Share of the newest rollouts that was trained, by run and model trained in the last ten minutes."""
+FAILED = """
+WITH last AS
+(
+    SELECT run_id, model, max(step) AS last_step FROM training_steps
+    GROUP BY run_id, model HAVING max(ended_at) > now64() - toIntervalMinute(10)
+        AND JSONExtractString(argMax(settings, (step, epoch)), 'failed_rollouts') != 'zero'
+),
+recent AS
+(
+    SELECT u.run_id AS run_id, u.model AS model, u.rollout_id AS rollout_id,
+        max(u.outcome IN ('agent_error', 'timeout') AND NOT u.trained) AS is_left_out
+    FROM training_rollouts AS u INNER JOIN last AS l ON u.run_id = l.run_id AND u.model = l.model
+    WHERE u.step > toInt64(l.last_step) - {num_steps:Int64} AND u.exclusion_reason != 'training was over'
+    GROUP BY run_id, model, rollout_id
+)
+SELECT recent.run_id AS run_id, model, count() AS num_rollouts, avg(is_left_out) AS share,
+    topKIf(1)(if(r.error = '', r.outcome, r.error), is_left_out)[1] AS error
+FROM recent INNER JOIN rollouts AS r ON recent.run_id = r.run_id AND recent.rollout_id = r.rollout_id
+GROUP BY run_id, model ORDER BY run_id, model
+"""
+"""Share of the newest rollouts that is left out because the agent failed, and their commonest error."""
 
 
 def find_bias(client: Client) -> str:
-    """Word a sentence about the runs that train slow rollouts less than others; empty if none does.
+    """Word a sentence about the runs whose training is of some rollouts more than of others; empty if there is none.
 
     Blocks, and raises clickhouse-connect's errors.
     """
+    return "; ".join(filter(None, (_find_slow(client), _find_failed(client))))
+
+
+def _find_failed(client: Client) -> str:
+    rows = client.query(FAILED, parameters={"num_steps": NUM_FAILED_STEPS}).result_rows
+    num_models = Counter(run_id for run_id, *_ in rows)
+    return "; ".join(
+        describe(
+            "failed_left_out",
+            run=run_id,
+            of_model=f", model {model}," if num_models[run_id] > 1 else "",
+            share=share,
+            error=cut_at_word(error, ERROR_CHARACTERS),
+        )
+        for run_id, model, num_rollouts, share, error in rows
+        if num_rollouts >= MIN_FAILED_ROLLOUTS and share >= MAX_FAILED
+    )
+
+
+def _find_slow(client: Client) -> str:
     rows = client.query(SHARES, parameters={"num_steps": NUM_STEPS}).result_rows
     num_models = Counter(run_id for run_id, *_ in rows)
     return "; ".join(

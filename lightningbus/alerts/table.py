@@ -17,6 +17,8 @@ ABSENT_SECONDS = 10.0
 NUM_STEPS, MIN_ROLLOUTS, MAX_GAP = 50, 200, 0.1
 """Newest training steps of a run that are compared; rollouts of them; and by so much the share trained of the slowest
 tenth may be below that of all."""
+NUM_FAILED_STEPS, MIN_FAILED_ROLLOUTS, MAX_FAILED = 10, 64, 0.1
+"""Newest training steps whose failed rollouts are counted; rollouts of them; and the share that may fail."""
 FULL = 0.75
 """Share of a stream's bound at which room is made; a learner writes checkpoints of its own from 0.5 on."""
 
@@ -91,6 +93,13 @@ ALERT_RULES = {
         f"{MAX_GAP:.0%} less, from {MIN_ROLLOUTS} rollouts on",
         "run {run}{of_model} leaves out slow rollouts: of the slowest tenth {slow_share:.0%} is trained, of all "
         "{share:.0%} (`lightningbus report fairness` has more)",
+    ),
+    "failed_left_out": AlertRule(
+        "store", f"Of the newest {NUM_FAILED_STEPS} steps, rollouts that the agent failed are left out.",
+        f"{MAX_FAILED:.0%} of them, from {MIN_FAILED_ROLLOUTS} rollouts on",
+        "run {run}{of_model} leaves out {share:.0%} of its newest rollouts, which the agent failed ({error}): nothing "
+        "teaches the model to avoid that, and rewards of training look better than they are; `failed_rollouts: zero` "
+        "counts them as 0",
     ),
     "child_not_up": AlertRule(
         "supervisor", "A role that the run starts has not come up.", f"{START_SECONDS:.0f} s",

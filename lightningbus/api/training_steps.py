@@ -13,7 +13,7 @@ from lightningbus.api.train_result import TrainResult
 from lightningbus.api.training import atrain, check_callbacks
 from lightningbus.run.display.live_view import console
 from lightningbus.run.errors import UserError
-from lightningbus.run.jobs.callbacks import Callback, Step
+from lightningbus.run.jobs.callbacks import Callback, Step, StepQueue
 
 Start = Callable[[Callback], Coroutine[Any, Any, TrainResult]]
 """Starts a job with one more callback."""
@@ -55,6 +55,7 @@ class TrainingSteps:
         self._task.add_done_callback(lambda _: steps.put_nowait(None))
         try:
             while (step := await steps.get()) is not None:
+                report.last_taken[step.model] = step.step
                 yield step
             self._task.result()
         finally:
@@ -85,10 +86,11 @@ class TrainingSteps:
             self._task.cancel()
 
 
-class _StepReport(Callback):
+class _StepReport(StepQueue):
     """Passes steps on from the thread of the callbacks."""
 
     def __init__(self, report: Callable[[Step], object]) -> None:
+        super().__init__()
         self._report = report
 
     def on_step(self, step: Step) -> None:
@@ -115,7 +117,7 @@ def atrain_steps(
         tasks: as in `atrain`.
         heldout: as in `atrain`.
         settings: as in `atrain`.
-        resume: as in `atrain`; the steps are those after the stop.
+        resume: as in `atrain`; the steps go on after the last one that the loop before had.
         callbacks: as in `atrain`; each gets a step before the loop does, and a reason of one ends training as there.
         options: as in `atrain`.
 

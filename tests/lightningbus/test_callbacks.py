@@ -8,7 +8,7 @@ import pytest
 from lightningbus.api.train_result import TrainResult
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
-from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Change, Step
+from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Change, Step, StepQueue
 from lightningbus.run.results.best_version import has_stopped_improving
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.schemas import fleet
@@ -83,6 +83,46 @@ async def test_each_event_of_this_start_is_reported_once_in_order(tmp_path: Path
             UserError, match=r"callback Fails\.on_step failed: KeyError: 'no_such_metric' \(.*line \d+\)"
         ):
             await CallbackCaller([Fails()], "first", change).report_new(store.sql)
+
+
+class Loop(StepQueue):
+    """Takes what it is given at once, but for the steps beyond a number."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self._last = last
+
+    def on_step(self, step: Step) -> None:
+        if step.step <= self._last:
+            self.seen.append(step.step)
+            self.last_taken[step.model] = step.step
+
+
+@pytest.mark.integration
+async def test_a_resume_goes_on_after_the_last_step_that_was_had(tmp_path: Path) -> None:
+    """A loop that was left has not had the steps that were made after; those of callbacks are not given again."""
+    steps = [event for event in seed_store.run("first", steps=6) if type(event).__name__ == "TrainingStep"]
+
+    async def change(wish: Change, name: str) -> None:
+        raise AssertionError
+
+    with prepared(tmp_path / "store") as store:
+        first, loop = Notes(last=99), Loop(2)
+        caller = CallbackCaller([first, loop], "first", change)
+        await caller.begin(store.sql)
+        seed_store.insert(store.sql, steps[:3])
+        await caller.report_new(store.sql)
+        reported = caller.reported
+        assert (reported.by_callbacks, reported.by_loops) == ({"policy": 3}, {"policy": 2})
+        seed_store.insert(store.sql, steps[3:4], first=100)  # made while the first start ended
+        second, loop = Notes(last=99), Loop(99)
+        caller = CallbackCaller([second, loop], "first", change, reported)
+        await caller.begin(store.sql)
+        seed_store.insert(store.sql, steps[4:], first=200)
+        await caller.report_new(store.sql)
+        assert loop.seen == [3, 4, 5, 6] and [step for _, step in second.seen] == [4, 5, 6]
+        assert CallbackCaller([], "first", change, reported).reported == reported, "a start without any forgets none"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The store notices that a run trains slow rollouts less than others."""
 
+import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,42 @@ def test_a_run_that_leaves_out_slow_rollouts_is_named(tmp_path: Path, monkeypatc
         seed_store.insert(store.sql, make_run("unfair", 0.5, seed=4, **big), first=30_000)
         problem = find_bias(store.sql)
     assert problem.startswith("run unfair leaves out slow rollouts: of the slowest tenth 50% is trained, of all 95%")
+
+
+def fail_some(events: list[Event], failed_rollouts: str) -> list[Event]:
+    """A run whose agent fails every fourth rollout, which is not trained."""
+    failed: set[str] = set()
+    changed: list[Event] = []
+    for event in events:
+        if isinstance(event, SpanBatch) and event.end is not None and event.mode == "train":
+            if int(event.rollout_id.rpartition(".")[2]) % 4 == 0:
+                failed.add(event.rollout_id)
+                end = replace(event.end, outcome="agent_error", reward=None, error="EmptyAnswer: said nothing")
+                event = replace(event, end=end)
+        elif isinstance(event, TrainingStep):
+            uses = (
+                replace(use, outcome="agent_error", trained=False, exclusion_reason="agent_error")
+                if use.rollout_id in failed
+                else use
+                for use in event.rollouts
+            )
+            settings = json.dumps({**json.loads(event.settings), "failed_rollouts": failed_rollouts})
+            event = replace(event, rollouts=tuple(uses), settings=settings)
+        changed.append(event)
+    return changed
+
+
+@pytest.mark.integration
+def test_a_run_that_leaves_out_many_failed_rollouts_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed_store, "START_NS", time.time_ns() - 100 * seed_store.SECOND_NS)
+    sizes = {"steps": 4, "groups": 8, "samples": 8}
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, fail_some([*seed_store.run("zero", seed=5, **sizes)], "zero"), first=1)
+        seed_store.insert(store.sql, list(seed_store.run("good", seed=6, **sizes)), first=10_000)
+        assert "which the agent failed" not in find_bias(store.sql), "they count as 0, or are few"
+        seed_store.insert(store.sql, fail_some([*seed_store.run("masked", seed=7, **sizes)], "mask"), first=20_000)
+        problem = find_bias(store.sql)
+    assert re.match(
+        r"run masked leaves out \d\d% of its newest rollouts, which the agent failed \(EmptyAnswer: ", problem
+    )
+    assert "`failed_rollouts: zero` counts them as 0" in problem

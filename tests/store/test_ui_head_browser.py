@@ -121,12 +121,12 @@ def test_an_axis_that_is_chosen_while_charts_load_is_the_one_they_end_with(page:
     page.route("**/api/run/axes*", lambda route: axes.append(route))
     choice.select_option("tokens")
     chart = '#chart-rewards .chart[aria-label="mean reward over {}"] canvas'
-    for held in rewards:
-        held.continue_()
+    for route in rewards:
+        route.continue_()
     page.locator(chart.format("weight version")).wait_for()
     page.route("**/api/run/*", lambda route: route.continue_())  # the newest route is the one that counts
-    for held in axes:
-        held.continue_()
+    for route in axes:
+        route.continue_()
     page.locator(chart.format("trained tokens")).wait_for()
 
 

@@ -21,6 +21,10 @@ WHERE ({run_id:String} = '' OR run_id = {run_id:String})
     AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome) AND {evaluation:String} IN ('', evaluation)
 ORDER BY ended_at DESC LIMIT {limit:UInt32}
 """
+EVALUATIONS_SQL = """
+SELECT arraySort(groupUniqArray(evaluation)) FROM rollouts
+WHERE ({run_id:String} = '' OR run_id = {run_id:String}) AND evaluation != ''
+"""
 MAX_LIMIT = 2**32 - 1
 
 
@@ -56,6 +60,10 @@ def list_rollouts(client: Client, run: str, wanted: RolloutFilter, *, must_exist
     table = load_table(client, ROLLOUTS_SQL, values)
     if not table and must_exist:
         check_run(client, run)
+    if not table and wanted.evaluation:
+        (known,) = client.query(EVALUATIONS_SQL, parameters={"run_id": run}).result_rows[0]
+        if known:
+            _check_name("evaluation", wanted.evaluation, tuple(known))
     return table
 
 

@@ -94,15 +94,40 @@ class Callback:
         """Take an alert that was raised, or has ended, since this start."""
 
 
+class StepQueue(Callback):
+    """A callback whose steps are taken from it later, or never where the job ends before."""
+
+    def __init__(self) -> None:
+        self.last_taken: dict[str, int] = {}
+        """Last step that was taken, by model."""
+
+
+@dataclass
+class ReportedSteps:
+    """The last step of each model that callbacks, and loops over steps, of all starts of a job had; None: there were
+    none."""
+
+    by_callbacks: dict[str, int] | None = None
+    by_loops: dict[str, int] | None = None
+
+
 class CallbackCaller:
     """Calls the callbacks of one start of a job; each event reaches each of them once, in order."""
 
     def __init__(
-        self, callbacks: Sequence[Callback], run: str, change: Callable[[Change, str], Awaitable[None]]
+        self,
+        callbacks: Sequence[Callback],
+        run: str,
+        change: Callable[[Change, str], Awaitable[None]],
+        earlier: ReportedSteps | None = None,
     ) -> None:
-        """``change`` is called with each change that a callback asks for, and the name of its method."""
+        """``change`` is called with each change that a callback asks for, and the name of its method.
+
+        ``earlier``: the steps that those of the start before had; the steps after these are new.
+        """
         self._callbacks, self._run, self._change = callbacks, run, change
-        self._last_steps: dict[str, int] = {}
+        self._earlier = earlier or ReportedSteps()
+        self._last_steps: list[dict[str, int]] = [{} for _ in callbacks]
         self._last_alert_ns = 0
         self._thread = ThreadPoolExecutor(1, "callbacks")
         self._stopped = asyncio.Event()
@@ -119,10 +144,18 @@ class CallbackCaller:
         await self._stopped.wait()
 
     async def begin(self, client: Client) -> None:
-        """Leave out the steps and alerts before this start."""
+        """Leave out the alerts before this start, and the steps that callbacks of the start before had.
+
+        Where that one had none, all steps before this start are left out.
+        """
         if self._callbacks:
-            for step in await self._read_steps(client):
-                self._last_steps[step.model] = step.step
+            stored = {step.model: step.step for step in await self._read_steps(client)}
+            for callback, last in zip(self._callbacks, self._last_steps, strict=True):
+                is_loop = isinstance(callback, StepQueue)
+                earlier = self._earlier.by_loops if is_loop else self._earlier.by_callbacks
+                last |= stored if earlier is None else earlier
+                if isinstance(callback, StepQueue):
+                    callback.last_taken = dict(last)
             ((self._last_alert_ns,),) = (await asyncio.to_thread(client.query, NEWEST_ALERT)).result_rows
 
     async def follow(self, client: Client) -> None:
@@ -137,9 +170,10 @@ class CallbackCaller:
         if not self._callbacks:
             return
         for step in await self._read_steps(client):
-            if step.step > self._last_steps.get(step.model, 0):
-                self._last_steps[step.model] = step.step
-                await self._call("on_step", step)
+            for callback, last in zip(self._callbacks, self._last_steps, strict=True):
+                if step.step > last.get(step.model, 0):
+                    last[step.model] = step.step
+                    await self._call_one(callback, "on_step", step)
         rows = (await asyncio.to_thread(client.query, ALERTS, {"after": self._last_alert_ns})).result_rows
         for role, reason, is_resolved, fired_at, fired_at_ns in rows:
             self._last_alert_ns = fired_at_ns
@@ -150,18 +184,39 @@ class CallbackCaller:
         await self._call("on_evaluation", evaluation)
 
     async def _read_steps(self, client: Client) -> list[Step]:
-        parameters = {"run_id": self._run, "after": min(self._last_steps.values(), default=0)}
+        after = min((step for last in self._last_steps for step in last.values()), default=0)
+        parameters = {"run_id": self._run, "after": after}
         rows = (await asyncio.to_thread(client.query, STEPS, parameters)).result_rows
         return [Step(model, step, version, at, MappingProxyType(metrics)) for model, step, version, at, metrics in rows]
 
     async def _call(self, method: str, event: Any) -> None:
         for callback in self._callbacks:
-            name, function = f"{type(callback).__name__}.{method}", getattr(callback, method)
-            try:
-                answer = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
-            except Exception as error:  # code of the user's
-                raise UserError(f"callback {name} failed: {describe_error(error, function)}") from error
-            if isinstance(answer, Change):
-                await self._change(answer, name)
-            elif answer:
-                self.stop(f"{name}: {answer}")
+            await self._call_one(callback, method, event)
+
+    async def _call_one(self, callback: Callback, method: str, event: Any) -> None:
+        name, function = f"{type(callback).__name__}.{method}", getattr(callback, method)
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
+        except Exception as error:  # code of the user's
+            raise UserError(f"callback {name} failed: {describe_error(error, function)}") from error
+        if isinstance(answer, Change):
+            await self._change(answer, name)
+        elif answer:
+            self.stop(f"{name}: {answer}")
+
+    def end(self) -> None:
+        """Count what loops have not taken yet as taken: the job has reached its end, and they still get it."""
+        for callback, last in zip(self._callbacks, self._last_steps, strict=True):
+            if isinstance(callback, StepQueue):
+                callback.last_taken = dict(last)
+
+    @property
+    def reported(self) -> ReportedSteps:
+        """The steps that callbacks and loops have had by now."""
+        reported = ReportedSteps(self._earlier.by_callbacks, self._earlier.by_loops)
+        for callback, last in zip(self._callbacks, self._last_steps, strict=True):
+            if isinstance(callback, StepQueue):
+                reported.by_loops = dict(callback.last_taken)
+            else:
+                reported.by_callbacks = dict(last)
+        return reported

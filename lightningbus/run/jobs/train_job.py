@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
+from lightningbus.bus.streams.specs import ConsumerSpec, runner_consumer
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.aio import cancel_and_wait, run_unless
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -19,7 +20,7 @@ from lightningbus.run.evaluation.evaluation import Evaluation, format_label
 from lightningbus.run.evaluation.held_out import HeldOut, HeldOutSet, build_held_out_request
 from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.evaluation.version_turns import Turn, take_turns
-from lightningbus.run.jobs.callbacks import Callback, CallbackCaller, Change
+from lightningbus.run.jobs.callbacks import Callback, CallbackCaller, Change, ReportedSteps
 from lightningbus.run.jobs.children import (
     publish_models,
     start_children,
@@ -28,6 +29,7 @@ from lightningbus.run.jobs.children import (
     wait_for_trial,
 )
 from lightningbus.run.jobs.job_learners import JobLearners
+from lightningbus.run.jobs.paused_tasks import tasks_paused
 from lightningbus.run.jobs.prompt_rounds import PromptRounds, RoundRunner
 from lightningbus.run.preflight.job_checks import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
@@ -136,10 +138,17 @@ class _Training:
         self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
         changed = apply_changes(learners, self._results.changes)
         self._learners = JobLearners(stack.supervisor, learner_names(settings) or ["learner"], changed)
-        self._callbacks = CallbackCaller(callbacks, self._results.run, self._change_settings)
+        earlier = ReportedSteps(self._results.reported_steps, self._results.taken_steps)
+        self._callbacks = CallbackCaller(callbacks, self._results.run, self._change_settings, earlier)
+        self._pause = contextlib.AsyncExitStack()
+        """While it is open, runners take no training task."""
 
     async def run(self, ready: Awaitable[object] | None) -> JobResult:
         """See `train`."""
+        async with self._pause:
+            return await self._run(ready)
+
+    async def _run(self, ready: Awaitable[object] | None) -> JobResult:
         results, learner = self._results, self._learners.settings[0]
         sets = [
             HeldOutSet(
@@ -150,6 +159,9 @@ class _Training:
             )
             for each in self._heldout.sets
         ]
+        has_turns = self._heldout.has_turns or self._runner is not None
+        if results.num_starts > 1 and has_turns:  # nodes may go back to the version of a turn that was interrupted
+            await self._pause.enter_async_context(tasks_paused(self._stack.bus, self._list_consumers()))
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)
             await self._callbacks.begin(self._client)
@@ -184,6 +196,7 @@ class _Training:
         async with self._phase("counting", "counting"):
             await self._wait_until_stored()
             await self._callbacks.report_new(self._client)
+            self._callbacks.end()
             await asyncio.to_thread(results.count, self._client)
             await self._draw()
             await self._write_prompts()
@@ -203,6 +216,8 @@ class _Training:
             now = time.monotonic()
             self._results.add_seconds(name, now - last)
             last = now
+            reported = self._callbacks.reported
+            self._results.reported_steps, self._results.taken_steps = reported.by_callbacks, reported.by_loops
             self._results.write(self._stack.directory.path)
 
         async def keep_saving() -> None:
@@ -267,6 +282,7 @@ class _Training:
         turns: list[Turn] = [*([self._held_out] if self._heldout.has_turns else []), *self._rounds]
         if self._heldout.has_turns:
             await self._end_evaluation()
+        await self._pause.aclose()
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
         async with self._phase("training", f"training: {size}"), self._counting_steps():
             await self._learners.start()
@@ -291,6 +307,12 @@ class _Training:
         async with self._phase("evaluating", f"held-out tasks under {format_label(versions)}, which were interrupted"):
             await self._held_out.run(versions)
             await self._pins.unpin()
+            await self._stack.or_child_failure(self._stack.wait_until_served(await self._pins.find_newest() or {}))
+
+    def _list_consumers(self) -> list[ConsumerSpec]:
+        """List the durables by which runners of the job take training tasks."""
+        waits = {each.agent_name: each.ack_wait for each in self._settings.runners}
+        return [runner_consumer(agent, "train", ack_wait) for agent, ack_wait in waits.items()]
 
     async def _wait_finished(self) -> None:
         """Wait until the learners have ended by themselves."""

@@ -125,6 +125,12 @@ class Results(BaseModel):
     changes: list[SettingChange] = Field(
         default=[], description="every change of settings by a callback or a resume, in order"
     )
+    reported_steps: dict[str, int] | None = Field(
+        default=None, description="last step of each model that callbacks had, after which a resume goes on; none: none"
+    )
+    taken_steps: dict[str, int] | None = Field(
+        default=None, description="the same of a loop over `atrain_steps`, which may have left the last ones"
+    )
     prompt_rounds: list[PromptRound] = Field(default=[], description="every round of prompt optimisation, in order")
     prompts: dict[str, PromptFile] = Field(default={}, description="optimised prompts in use at the end, by name")
     greedy_before: float | None = Field(default=None, description="mean held-out reward of the first version, greedy")
@@ -160,6 +166,8 @@ class Results(BaseModel):
                 "prompt_rounds",
                 "prompts",
                 "changes",
+                "reported_steps",
+                "taken_steps",
                 "steps",
                 "reward",
                 "cost",
