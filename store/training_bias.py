@@ -1,6 +1,7 @@
 """Detects that training leaves out slow rollouts, or many that the agent failed."""
 
 from collections import Counter
+from collections.abc import Callable
 
 from clickhouse_connect.driver.client import Client
 
@@ -70,36 +71,34 @@ def find_bias(client: Client) -> str:
 
     Blocks, and raises clickhouse-connect's errors.
     """
-    return "; ".join(filter(None, (_find_slow(client), _find_failed(client))))
+    slow = _describe_runs(client, SHARES, NUM_STEPS, _describe_slow)
+    failed = _describe_runs(client, FAILED, NUM_FAILED_STEPS, _describe_failed)
+    return "; ".join(filter(None, (slow, failed)))
 
 
-def _find_failed(client: Client) -> str:
-    rows = client.query(FAILED, parameters={"num_steps": NUM_FAILED_STEPS}).result_rows
+def _describe_runs(client: Client, sql: str, num_steps: int, describe_run: Callable[..., str]) -> str:
+    """Word what a query finds of the newest steps of each run and model; empty if that is nothing."""
+    rows = client.query(sql, parameters={"num_steps": num_steps}).result_rows
     num_models = Counter(run_id for run_id, *_ in rows)
     return "; ".join(
-        describe(
-            "failed_left_out",
-            run=run_id,
-            of_model=f", model {model}," if num_models[run_id] > 1 else "",
-            share=share,
-            error=cut_at_word(error, ERROR_CHARACTERS),
+        filter(
+            None,
+            (
+                describe_run(run_id, f", model {model}," if num_models[run_id] > 1 else "", *figures)
+                for run_id, model, *figures in rows
+            ),
         )
-        for run_id, model, num_rollouts, share, error in rows
-        if num_rollouts >= MIN_FAILED_ROLLOUTS and share >= MAX_FAILED
     )
 
 
-def _find_slow(client: Client) -> str:
-    rows = client.query(SHARES, parameters={"num_steps": NUM_STEPS}).result_rows
-    num_models = Counter(run_id for run_id, *_ in rows)
-    return "; ".join(
-        describe(
-            "slow_left_out",
-            run=run_id,
-            of_model=f", model {model}," if num_models[run_id] > 1 else "",
-            slow_share=slow_share,
-            share=share,
-        )
-        for run_id, model, num_rollouts, share, slow_share in rows
-        if num_rollouts >= MIN_ROLLOUTS and share - slow_share > MAX_GAP
-    )
+def _describe_slow(run: str, of_model: str, num_rollouts: int, share: float, slow_share: float) -> str:
+    if num_rollouts < MIN_ROLLOUTS or share - slow_share <= MAX_GAP:
+        return ""
+    return describe("slow_left_out", run=run, of_model=of_model, slow_share=slow_share, share=share)
+
+
+def _describe_failed(run: str, of_model: str, num_rollouts: int, share: float, error: str) -> str:
+    if num_rollouts < MIN_FAILED_ROLLOUTS or share < MAX_FAILED:
+        return ""
+    shortened = cut_at_word(error, ERROR_CHARACTERS)
+    return describe("failed_left_out", run=run, of_model=of_model, share=share, error=shortened)
