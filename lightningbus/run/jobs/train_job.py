@@ -160,7 +160,8 @@ class _Training:
             for each in self._heldout.sets
         ]
         has_turns = self._heldout.has_turns or self._runner is not None
-        if results.num_starts > 1 and has_turns:  # nodes may go back to the version of a turn that was interrupted
+        owns_bus = self._settings.bus.url is None  # other jobs of a bus may share the durables
+        if results.num_starts > 1 and has_turns and owns_bus:  # nodes may go back to the version of a turn
             await self._pause.enter_async_context(tasks_paused(self._stack.bus, self._list_consumers()))
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)
