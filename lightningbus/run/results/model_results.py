@@ -1,11 +1,11 @@
 """Figures of each model of a training job, as the store counts them."""
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, ConfigDict, Field
 
-from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.store.reports.interval import Interval, estimate_interval
 
 MODELS = """
@@ -34,7 +34,7 @@ SELECT model, evaluation, version, mean_reward, standard_error, tasks, rollouts,
 WHERE run_id = {run_id:String} AND mode = 'eval' AND evaluation IN {labels:Array(String)}
 ORDER BY model, version, evaluation
 """
-"""Query of each model's held-out rewards, by the reward that it is trained on."""
+"""Query of each model's held-out rewards, by the reward that counts for it."""
 
 
 class ModelEvaluation(BaseModel):
@@ -42,10 +42,11 @@ class ModelEvaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    label: str = Field(description="way of sampling: greedy or sampled")
+    label: str = Field(description="name of the evaluation: greedy, sampled, or those of a suite, such as hard-greedy")
     version: int = Field(description="weight version of this model")
     mean_reward: float = Field(
-        description="mean of the reward that this model is trained on; a failed rollout counts as 0"
+        description="mean of the reward that counts: the suite's own, else the one that this model is trained on; a "
+        "failed rollout counts as 0"
     )
     standard_error: float | None = Field(
         description="standard error of `mean_reward`, over tasks; none for a single task"
@@ -68,9 +69,12 @@ class ModelResults(BaseModel):
     evaluations: list[ModelEvaluation] = Field(default=[], description="held-out rewards of this model, by version")
 
 
-def count_models(client: Client, run: str) -> dict[str, ModelResults]:
-    """Read the figures of each model of a run from the store; its ``steps`` are 0, and counted by `Results`."""
-    evaluations = read_evaluations(client, run)
+def count_models(client: Client, run: str, labels: Collection[str]) -> dict[str, ModelResults]:
+    """Read the figures of each model of a run from the store; its ``steps`` are 0, and counted by `Results`.
+
+    ``labels`` are the names of the job's evaluations.
+    """
+    evaluations = read_evaluations(client, run, labels)
     rows = client.query(MODELS, parameters={"run_id": run}).result_rows
     fields = tuple(field for field in ModelResults.model_fields if field not in ("steps", "evaluations"))
     return {
@@ -79,9 +83,9 @@ def count_models(client: Client, run: str) -> dict[str, ModelResults]:
     }
 
 
-def read_evaluations(client: Client, run: str) -> dict[str, list[ModelEvaluation]]:
-    """Read the rewards of a job's evaluations from the store, by model."""
-    rows = client.query(EVALUATIONS, parameters={"run_id": run, "labels": list(SAMPLINGS)}).result_rows
+def read_evaluations(client: Client, run: str, labels: Collection[str]) -> dict[str, list[ModelEvaluation]]:
+    """Read the rewards of a job's evaluations of these names from the store, by model."""
+    rows = client.query(EVALUATIONS, parameters={"run_id": run, "labels": sorted(labels)}).result_rows
     evaluations: dict[str, list[ModelEvaluation]] = defaultdict(list)
     for model, label, version, mean, error, tasks, rollouts, is_success_rate in rows:
         interval = estimate_interval(mean, error, tasks, rollouts, is_success_rate=bool(is_success_rate))

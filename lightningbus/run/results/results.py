@@ -264,7 +264,7 @@ class Results(BaseModel):
         parameters = {"run_id": self.run}
         for name, sql in COUNTS.items():
             setattr(self, name, query_row(client, sql, parameters)[0])
-        self.models |= count_models(client, self.run)
+        self.models |= count_models(client, self.run, {each.label for each in self.evaluations})
         self.count_steps(client)
         rows = client.query(EXCLUDED, parameters=parameters).result_rows
         self.excluded = dict(map(tuple, rows))
