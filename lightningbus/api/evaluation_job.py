@@ -43,6 +43,11 @@ UNUSED_TASKS = ("none",)
 """Tasks of a learner that publishes a model and makes no step."""
 TRAINING_SECTIONS = ("name", "auditor", "optimize", "budget", "trackers")
 """Parts of a run file that an evaluation leaves out."""
+ENGINE_FIELDS = (
+    *("dtype", "max_model_len", "max_num_seqs", "cpu_threads", "kv_cache_gib", "lora", "tool_parser"),
+    *("reasoning_parser", "vllm_command", "vllm_args", "startup_timeout_seconds", "python_executable"),
+)
+"""Settings of a node that say how its engine computes, and not where it listens."""
 ENGINE_SETTINGS = ("inference", "learner", "max_model_len")
 """Settings of what answers in place of an endpoint."""
 LIVE_SETTINGS = {"runs", "samples", "pass_reward", "deadline", "concurrency", "runners"}
@@ -257,7 +262,11 @@ def _build_policies(runs: Path, run: str | None, path: str, source: str | dict[s
         }
         for name, fields in (recorded or {DEFAULT_POLICY: {}}).items()
     ]  # fmt: skip
-    nodes = [{key: learner[key] for key in ("model", "model_path")} for learner in learners]
+    engines = directory.read_nodes() if directory is not None else {}
+    nodes = [
+        {"model": learner["model"], "model_path": learner["model_path"], **_pick_engine(engines, learner["model"])}
+        for learner in learners
+    ]
     if not has_several:
         return {"inference": nodes, "learner": learners[0]}
     role_models = next(iter(recorded.values())).get("role_models") or {}
@@ -268,6 +277,12 @@ def _pick(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the settings of a run's learner that its evaluations have too."""
     timeout = recorded.get("rollout_timeout_seconds")
     return {"reward": recorded.get("reward") or "", **({"rollout_timeout_seconds": timeout} if timeout else {})}
+
+
+def _pick_engine(nodes: Mapping[str, Mapping[str, Any]], model: str) -> dict[str, Any]:
+    """Pick the settings by which a run's nodes of a model computed, so that an evaluation computes in the same way."""
+    recorded = nodes.get(model, {})
+    return {name: recorded[name] for name in ENGINE_FIELDS if recorded.get(name) is not None}
 
 
 def _find_model(runs: Path, run: str | None) -> str:

@@ -22,7 +22,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.machine.hardware import read_versions
 from lightningbus.run.results.base_files import MODEL_SUFFIXES, compute_digest, describe_files, read_base_files
-from lightningbus.run.results.best_version import find_best, list_rewards, version_of
+from lightningbus.run.results.best_version import choose_label, find_best, list_rewards, version_of
 from lightningbus.run.results.results import RESULTS, Results
 from lightningbus.run.results.run_record import digest_tasks, read_model_path, read_task_digests
 from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
@@ -93,8 +93,9 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
     if request.is_best and not _is_better_than_start(manifest.version, results, model):
+        label = choose_label(results.evaluations, results.best_by) if results is not None else "held-out"
         log.warning(
-            "no trained version has a higher held-out reward than version 0, the model that training began with"
+            "no trained version has a higher %s reward than version 0, the model that training began with", label
         )
     if not is_vacant(request.directory):
         raise UserError(f"{request.directory} is not empty: give another directory, or remove it")
@@ -213,8 +214,9 @@ def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, 
 
 
 def _find_in_copy(run: Path, path: Path) -> Path:
-    """Return a model's path; of one that lay in the directory of a run that was copied, or moved, the place there."""
-    places = [path, *(run / Path(*path.parts[first:]) for first in range(1, len(path.parts)))]
+    """Return a model's path; of one in a run or a project that was copied or moved, the place there."""
+    ends = [Path(*path.parts[first:]) for first in range(1, len(path.parts))]
+    places = [path, *(parent / end for parent in (run, run.parent.parent) for end in ends)]
     return next((place for place in places if (place / "config.json").exists()), path)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import lightningbus as lb
+from lightningbus.api.evaluation_job import _build_policies
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.options import build_evaluation_job
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.results.run_record import write_record
 from lightningbus.run.run_directory.directory import RunDirectory
@@ -120,3 +122,16 @@ def test_a_result_says_how_many_rollouts_were_on_record() -> None:
         "sampled: 3 of 4 rollouts were on record already: another label answers all tasks anew",
         "other: all 4 rollouts were on record already: another label answers all tasks anew",
     ]
+
+
+def test_an_evaluation_of_an_ended_run_computes_as_its_nodes_did(tmp_path: Path) -> None:
+    """Where they listened, and what the memory of the machine was asked for by default, is no part of that."""
+    run = RunDirectory(tmp_path / "ended").create()
+    node = InferenceSettings(
+        model_path=Path("model"), dtype="float32", max_model_len=64, port=8123, tool_parser="hermes"
+    )
+    (run.path / "work" / "inference-0.json").write_text(node.model_dump_json())
+    (run.path / "work" / "learner.json").write_text(json.dumps({"model": "policy", "reward": "right"}))
+    (nodes, learner) = _build_policies(tmp_path, "ended", "model", "tasks.jsonl").values()
+    assert nodes[0].items() >= {"dtype": "float32", "max_model_len": 64, "tool_parser": "hermes"}.items()
+    assert "port" not in nodes[0] and "work_dir" not in nodes[0] and learner["reward"] == "right"

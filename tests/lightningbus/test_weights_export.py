@@ -29,6 +29,7 @@ from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.users import create_users
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.cli.app import app
+from lightningbus.export.model_directory import _find_in_copy
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.weights import WeightSettings
@@ -325,8 +326,7 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     run.add_evaluation("greedy", 0, 0.5)
     best = await export("--run", run.directory, "--best", tmp_path / "best")
     assert (
-        "version 0 of run small is in" in best.stdout
-        and "no trained version has a higher held-out reward" in caplog.text
+        "version 0 of run small is in" in best.stdout and "no trained version has a higher greedy reward" in caplog.text
     )
     card = (tmp_path / "best" / "README.md").read_text()
     assert (
@@ -395,6 +395,14 @@ async def test_a_card_has_base_licence_data_type_versions_and_a_program_that_run
     assert "the model `somebody/small` before the first training step" in card and "was not evaluated" not in card
     (program,) = re.findall(r"```python\n(.*?)```", card, re.S)
     run_program(program, directory)
+
+
+def test_the_model_of_a_project_that_was_moved_is_found_beside_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    run, former = tmp_path / "runs" / "first", Path("/nowhere/first/model")
+    assert _find_in_copy(run, former) == tmp_path / "model"
+    assert _find_in_copy(run, Path("/nowhere/other")) == Path("/nowhere/other")
 
 
 def run_program(program: str, directory: Path) -> None:

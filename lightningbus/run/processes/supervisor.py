@@ -218,7 +218,10 @@ class Supervisor:
                 if pause is None:
                     return code
                 words = self._read_last_words(name)
-                log.warning("%s ended with %d (%s); starting it again in %.1f s", name, code, words, pause)
+                if code == EX_TEMPFAIL:
+                    log.warning("%s has to start again (%s), in %.1f s", name, words, pause)
+                else:
+                    log.warning("%s ended with %d (%s); starting it again in %.1f s", name, code, words, pause)
                 await asyncio.sleep(pause)
                 if name in self._stopping:
                     return 0

@@ -193,6 +193,17 @@ class RunDirectory:
             learners.setdefault(str(settings.get("model", "policy")), settings)
         return dict(sorted(learners.items(), key=lambda item: item[1].get("task_model") not in (None, item[0])))
 
+    def read_nodes(self) -> dict[str, dict[str, Any]]:
+        """Read the settings that the run's first inference node of each model was started with, by model.
+
+        Empty if unknown. Raises `bus.BusError` when they cannot be read.
+        """
+        nodes: dict[str, dict[str, Any]] = {}
+        for role in sorted(path.stem for path in (self.path / "work").glob("inference-*.json")):
+            settings = self.read_settings(role)
+            nodes.setdefault(str(settings.get("model", "policy")), settings)
+        return nodes
+
     @property
     def run_id(self) -> str:
         """Id of the run in the store, also for a directory that was renamed, copied or moved aside.
