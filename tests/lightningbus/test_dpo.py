@@ -110,7 +110,7 @@ def test_pairs_of_a_run_are_copied_as_tokens(
 
     monkeypatch.setattr(RunHistory, "open", lambda *_: history)
     monkeypatch.setattr(RunData, "open", lambda *_: Mock())
-    monkeypatch.setattr("lightningbus.cli.data_training.find_run_id", lambda name: name)
+    monkeypatch.setattr("lightningbus.run.run_data.run_names.find_stored_run", lambda client, name: name)
     monkeypatch.setattr(RunData, "of", lambda *_: RunData(None))
     monkeypatch.setattr(supervised_job, "run", look)
     for flags in ([], ["--query", "SELECT execution_id FROM rollouts"]):

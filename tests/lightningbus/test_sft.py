@@ -120,7 +120,7 @@ def test_rollouts_of_a_run_are_copied_as_tokens(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(RunHistory, "open", lambda *_: history)
     monkeypatch.setattr(RunData, "open", lambda *_: Mock())
-    monkeypatch.setattr("lightningbus.cli.data_training.find_run_id", lambda name: name)
+    monkeypatch.setattr("lightningbus.run.run_data.run_names.find_stored_run", lambda client, name: name)
     monkeypatch.setattr(RunData, "of", lambda *_: RunData(None))
     monkeypatch.setattr(supervised_job, "run", look)
     command = ["sft", "--run", "first", "--batch-size", "1", "--epochs", "3"]

@@ -203,6 +203,7 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(
         "0004_reviews.sql",
         "0005_external_cost.sql",
         "0006_external_models.sql",
+        "0007_reward_names.sql",
     ]
 
 
