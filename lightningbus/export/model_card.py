@@ -13,6 +13,8 @@ from lightningbus.export.base_model import BaseModel
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.results.results import Results
+from lightningbus.run.settings.setting_change import SettingChange
+from lightningbus.run.settings.sources import merge
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.store.reports.interval import estimate_interval
 
@@ -217,14 +219,18 @@ def _render_request(facts: CardFacts) -> str:
 
 
 def _settings(facts: CardFacts) -> list[str]:
-    """Render the learner's settings that differ from the defaults, and how they changed while it trained."""
-    learner = facts.learner
-    if not learner:
+    """Render the learner's settings of this version that differ from the defaults, and how they changed up to it."""
+    if not facts.learner:
         return []
+    earlier: list[SettingChange] = []
+    later: list[SettingChange] = []
+    for each in facts.results.changes if facts.results is not None else ():
+        if each.first_step is not None and each.model == facts.manifest.model:
+            (earlier if each.first_step <= facts.manifest.step else later).append(each)
+    learner = merge(facts.learner, *(each.before for each in reversed(later)))
     changes = [
         f"- From step {each.first_step}: `{json.dumps(each.learner)}`; before: `{json.dumps(each.before)}`"
-        for each in (facts.results.changes if facts.results is not None else ())
-        if each.first_step is not None and each.model == facts.manifest.model
+        for each in earlier
     ]
     history = ["They changed while it trained:", "\n".join(changes)] if changes else []
     changed = LearnerSettings.model_validate(learner).model_dump(
@@ -234,7 +240,7 @@ def _settings(facts: CardFacts) -> list[str]:
     changed.get("weights", {}).pop("canary", None)
     return [
         "## Settings",
-        "Those of the learner that differ from the defaults, at the end of training.",
+        "Those of the learner that differ from the defaults, as this version was trained.",
         _code(changed),
         *history,
     ]

@@ -315,7 +315,9 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     (run.directory / "work" / "runner-0.json").write_text(json.dumps(runner))
     async with run.up("learner") as bus:
         weights = run.write(load_file(base / "model.safetensors"))
-        await WeightPublisher(bus, run.settings).publish(weights, version=0, epoch=1, step=0)
+        publisher = WeightPublisher(bus, run.settings)
+        for version, step in ((0, 0), (1, 9)):
+            await publisher.publish(weights, version=version, epoch=1, step=step)
     run.results.rollouts = 1234
     rate, lower = ({"actor": {"optim": {"lr": lr}}} for lr in (1e-5, 1e-6))
     now = datetime.now(UTC)
@@ -335,7 +337,11 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
         and "| rollouts of the run | 1,234 |" in card
     )
     change = '- From step 7: `{"actor": {"optim": {"lr": 1e-06}}}`; before: `{"actor": {"optim": {"lr": 1e-05}}}`'
-    assert card.count(change) == 1
+    in_settings = re.compile('^ +"lr": 1e-05', re.M)
+    assert change not in card and in_settings.search(card), "this version was trained before"
+    await export("--run", run.directory, 1, tmp_path / "later")
+    later = (tmp_path / "later" / "README.md").read_text()
+    assert later.count(change) == 1 and not in_settings.search(later)
     digest = re.findall(r"SHA-256 of the base model's file list \| `([0-9a-f]{64})`", card)
     assert len(digest) == 1 and str(tmp_path) not in card and "as training started" not in card
     assert (
@@ -347,7 +353,7 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     refused = await export("--run", run.directory, tmp_path / "other", code=2)
     assert "is not the model that training started from: tokenizer.json changed since" in refused.stderr
     assert (
-        "version 0 of run small is in"
+        "version 1 of run small is in"
         in (await export("--run", run.directory, tmp_path / "kept", "--base-model", model)).stdout
     )
     await export("--run", run.directory, tmp_path / "forced", "--force")
