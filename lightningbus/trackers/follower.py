@@ -61,12 +61,17 @@ class Follower(threading.Thread):
         super().__init__(name=f"tracker-{name}", daemon=True)
         self._tracker_name, self._open_tracker, self._read_points = name, open_tracker, read_points
         self._journal, self._poll_seconds = journal, poll_seconds
-        self._over = threading.Event()
+        self._over, self._is_run_over = threading.Event(), True
         self._tracker: Tracker | None = None
         self._is_failing = False
 
-    def finish(self) -> None:
-        """Log the remaining points of an ended run, then end."""
+    def finish(self, *, is_over: bool = True) -> None:
+        """Log the remaining points of an ended run, then end.
+
+        Of a run that was interrupted (``is_over`` false) rewards of versions whose rollouts may go on are left to its
+        resume.
+        """
+        self._is_run_over = is_over
         self._over.set()
 
     def run(self) -> None:
@@ -76,7 +81,7 @@ class Follower(threading.Thread):
         for number in range(LAST_LOOKS):
             if number:
                 time.sleep(min(LAST_POLL_SECONDS, self._poll_seconds))
-            self._attempt(self._follow, True)
+            self._attempt(self._follow, self._is_run_over)
         if self._tracker is not None:
             self._attempt(self._tracker.close)
 

@@ -64,11 +64,13 @@ async def follow_run(
         followers.append(Follower(name, open_tracker, read_points, PointJournal(state / f"{name}.json")))
     for follower in followers:
         follower.start()
+    is_over = False
     try:
         yield
+        is_over = True
     finally:
         for follower in followers:
-            follower.finish()
+            follower.finish(is_over=is_over)
         await asyncio.gather(*(asyncio.to_thread(follower.join, FINISH_SECONDS) for follower in followers))
         for follower in followers:
             if follower.is_alive():

@@ -1,5 +1,5 @@
 -- title: Comparison of two runs or two versions
--- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. Rewards are those that count in reward_by_version. The standard error is over tasks, as in reward_by_version, and its difference is that of the difference of two means, sqrt(a² + b²).
+-- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. Rewards are those that count in reward_by_version, or those of the name reward. The standard error is over tasks, as in reward_by_version, and its difference is that of the difference of two means, sqrt(a² + b²).
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1
@@ -7,6 +7,7 @@
 -- parameter: model String =
 -- parameter: mode String = train
 -- parameter: evaluation String =
+-- parameter: reward String =
 WITH metrics AS
 (
     SELECT side, arrayJoin([
@@ -34,7 +35,8 @@ WITH metrics AS
             if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
             FROM (
                 SELECT r.* , if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version,
-                    c.counted AS counted
+                    if({reward:String} = '' OR outcome != 'ok', c.counted,
+                        if(mapContains(rewards, {reward:String}), toNullable(rewards[{reward:String}]), NULL)) AS counted
                 FROM (SELECT * FROM rollouts WHERE {model:String} = '' OR mapContains(newest_versions, {model:String})) AS r
                 LEFT ANY JOIN (
                     SELECT run_id, rollout_id, toNullable(counted_reward) AS counted FROM counted_rewards

@@ -1,5 +1,6 @@
 """Metrics of a run in trackers, by their own clients; each point once, also when a tracker was down."""
 
+import asyncio
 import json
 import logging
 import math
@@ -7,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
-from lightningbus.trackers import store_points
+from lightningbus.trackers import run_trackers, store_points
 from lightningbus.trackers.base import Axis, TrackedRun
 from lightningbus.trackers.follower import Follower, PointJournal
 from lightningbus.trackers.jsonl import JsonlTracker
-from lightningbus.trackers.settings import MlflowSettings
+from lightningbus.trackers.settings import MlflowSettings, TrackerSettings
 from lightningbus.trackers.store_points import Point, PointReader
 from lightningbus.trackers.tensorboard import TensorBoardTracker
 from tests.commands import ROOT, environment
@@ -102,6 +104,26 @@ def test_a_tracker_that_is_down_loses_nothing_and_a_resume_logs_nothing_twice(
     again = Client()
     follow(again, path)
     assert again.logged == []
+
+
+async def test_an_interrupted_run_is_not_over_for_its_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards of versions whose rollouts go on at the resume are left to it."""
+    looks: list[bool] = []
+
+    def read(self: PointReader, client: Any, *, is_over: bool, last_steps: Mapping[str, int]) -> list[Point]:
+        looks.append(is_over)
+        return []
+
+    monkeypatch.setattr(PointReader, "read", read)
+    monkeypatch.setattr(run_trackers, "connect", lambda address, database: None)
+    for error in (asyncio.CancelledError(), None):
+        looks.clear()
+        with suppress(asyncio.CancelledError):
+            settings = TrackerSettings.model_validate({"jsonl": {}})
+            async with run_trackers.follow_run(tmp_path, settings, lambda: ("here", "db"), {}, 1, ["policy"]):
+                if error is not None:
+                    raise error
+        assert set(looks) == {error is None}
 
 
 class Store:

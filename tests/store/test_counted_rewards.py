@@ -186,6 +186,10 @@ def test_a_comparison_counts_rewards_in_the_same_way(
         figures_of = figures(counted["train", version])
         assert by_figure["mean reward"][side] == figures_of["mean_reward"]
         assert by_figure["standard error of the mean reward"][side] == figures_of["standard_error"]
+    if run == "named":
+        arguments = report.values(sides | {"reward": "other"}, "")
+        rows = store.sql.query(report.query("lightningbus"), parameters=arguments).named_results()
+        assert {row["figure"]: row for row in rows}["mean reward"]["a"] == 7.0, "every rollout has that one"
 
 
 def test_the_setting_makes_a_difference(events: dict[str, list[Event]]) -> None:

@@ -22,6 +22,7 @@ from lightningbus.cli.options import (
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.lookup import find_named_run
 from lightningbus.store.reports import Report, ResultTable
 from lightningbus.store.reports.compared_runs import (
     COMPARISON,
@@ -148,7 +149,19 @@ def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, st
             raise UserError(f"run {run!r} has no rollouts with {describe_selection(arguments, side)}")
         return answer
 
-    return join_sides(ask_side("a"), ask_side("b"), " : ".join(names))
+    compared = join_sides(ask_side("a"), ask_side("b"), " : ".join(names))
+    rewards = [_read_rewards(name) for name in names]
+    if not arguments.get("reward") and all(rewards) and rewards[0] != rewards[1]:
+        each = ", ".join(f"{name}: {' and '.join(sorted(kinds))}" for name, kinds in zip(names, rewards, strict=True))
+        print(f"warning: the runs count different rewards ({each}); --param reward=NAME compares one", file=sys.stderr)
+    return compared
+
+
+def _read_rewards(run: str) -> set[str]:
+    """Read the rewards that the learners of a run here train on; empty where that is not on record."""
+    directory = find_named_run(run)
+    learners = directory.read_learners() if directory is not None else {}
+    return {repr(each["reward"]) if each.get("reward") else "the main one" for each in learners.values()}
 
 
 def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
