@@ -10,6 +10,10 @@ MAX_LISTED = 12
 def suggest_name(wrong: str, known: Iterable[str]) -> str:
     """Word a clause for an error: "did you mean 'steps'?", else the known names if they are few."""
     names = sorted(known)
-    if near := get_close_matches(wrong, names, n=1):
-        return f"did you mean {near[0]!r}?"
-    return f"known are {', '.join(names)}" if len(names) <= MAX_LISTED else ""
+    return suggest_near_name(wrong, names) or (f"known are {', '.join(names)}" if len(names) <= MAX_LISTED else "")
+
+
+def suggest_near_name(wrong: str, known: Iterable[str]) -> str:
+    """Word a clause for an error: "did you mean 'steps'?"; empty where no known name is similar."""
+    near = get_close_matches(wrong, sorted(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""

@@ -97,9 +97,9 @@ class Stall:
 
     role: str
     reason: str
+    rule: str
+    """Name of the alert rule, or of the check that finds by several rules."""
     model: str = ""
-    rule: str = "slow_left_out"
-    """Name of the alert rule."""
 
     @property
     def key(self) -> RoleKey:
@@ -114,7 +114,7 @@ class Stall:
     @classmethod
     def by_rule(cls, rule: str, role: str, model: str, /, **values: object) -> "Stall":
         """Build a stall with the sentence of an alert rule."""
-        return cls(role, describe(rule, **values), model, rule)
+        return cls(role, describe(rule, **values), rule, model)
 
 
 def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
@@ -122,7 +122,7 @@ def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
     stalls = [*_find_full_disks(snapshot)] or [
         *_find_missing_roles(snapshot, limits),
         *_find_stalled_roles(snapshot, limits),
-        *([Stall("learner", snapshot.training_bias)] if snapshot.training_bias else []),
+        *([Stall("learner", snapshot.training_bias, rule="training_bias")] if snapshot.training_bias else []),
     ]
     return list({stall.key: stall for stall in reversed(stalls)}.values())[::-1]
 

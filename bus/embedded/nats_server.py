@@ -42,7 +42,7 @@ OPEN_BUS = (
     "whoever does may read and do anything; make users by `lightningbus bus create-users --out secrets --tls`, and "
     "give --credentials secrets"
 )
-"""What is open on a bus without users, and what to do, after `warn_if_reachable`'s colon."""
+"""The advice of `warn_if_reachable` for a bus without users."""
 SYNC_INTERVAL = "2m"
 """Survives a killed process, not a power loss; ``always`` survives both."""
 

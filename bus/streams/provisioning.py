@@ -25,7 +25,7 @@ from lightningbus.bus.streams.specs import (
 
 @dataclass(slots=True)
 class ProvisionReport:
-    """What `provision` has looked at, made and changed: names of streams, and of durables as ``STREAM/DURABLE``."""
+    """Streams by name, and durables as ``STREAM/DURABLE``, that `provision` checked, created and changed."""
 
     streams: set[str] = field(default_factory=set)
     durables: set[str] = field(default_factory=set)

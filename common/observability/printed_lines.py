@@ -1,4 +1,4 @@
-"""What is printed in a process whose log lines are objects: each line becomes the message of one."""
+"""A stream that turns printed lines into log messages, in a process whose log lines are objects."""
 
 import io
 import logging

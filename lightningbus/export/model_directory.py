@@ -263,8 +263,7 @@ def _list_agents(source: RunBus) -> list[str]:
     if directory is None:
         return []
     agents: dict[str, None] = {}
-    for role in sorted(path.stem for path in (directory.path / "work").glob("runner-*.json")):
-        settings = directory.read_settings(role)
+    for settings in directory.read_roles("runner-").values():
         command = [Path(word).name if word.startswith("/") else word for word in settings.get("command") or []]
         agents[str(settings.get("entrypoint") or shlex.join(command))] = None
     return [each for each in agents if each]

@@ -19,11 +19,11 @@ WITH metrics AS
                 / countIf(isNotNull(counted)), NULL)),
         ('05 reward spread', stddevPopIf(counted, isNotNull(counted))),
         ('06 mean reward of the newest version', avgIf(counted, isNotNull(counted) AND version = newest)),
-        ('06 rollouts of the newest version', toFloat64(countIf(version = newest))),
-        ('07 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
-        ('08 mean model seconds', avg(model_seconds)), ('09 mean calls', avg(num_calls)),
-        ('10 mean tokens sampled', avg(response_tokens)), ('11 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
-        ('12 needed another attempt', countIf(attempt > 1) / count()), ('13 newest version', toFloat64(any(newest)))
+        ('07 rollouts of the newest version', toFloat64(countIf(version = newest))),
+        ('08 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
+        ('09 mean model seconds', avg(model_seconds)), ('10 mean calls', avg(num_calls)),
+        ('11 mean tokens sampled', avg(response_tokens)), ('12 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
+        ('13 needed another attempt', countIf(attempt > 1) / count()), ('14 newest version', toFloat64(any(newest)))
     ]) AS one
     FROM
     (

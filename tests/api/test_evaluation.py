@@ -125,7 +125,7 @@ def test_a_result_says_how_many_rollouts_were_on_record() -> None:
 
 
 def test_an_evaluation_of_an_ended_run_computes_as_its_nodes_did(tmp_path: Path) -> None:
-    """Where they listened, and what the memory of the machine was asked for by default, is no part of that."""
+    """The addresses of nodes and their directories are not taken over."""
     run = RunDirectory(tmp_path / "ended").create()
     node = InferenceSettings(
         model_path=Path("model"), dtype="float32", max_model_len=64, port=8123, tool_parser="hermes"

@@ -1,5 +1,6 @@
 """A tiny model for verl's engine, and trainers on it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:
     return LearnerSettings.model_validate(
         {"model_path": model_path, "cpu_threads": 1, "seq_len": seq_len, "actor": actor, "engine": engine, **changes}
     )
+
+
+def write_tasks(path: Path, num_tasks: int) -> None:
+    """Write tasks q0, q1, ..., whose inputs are their numbers."""
+    lines = (json.dumps({"id": f"q{number}", "input": number}) + "\n" for number in range(num_tasks))
+    path.write_text("".join(lines))
 
 
 def builder_for(settings: LearnerSettings, **arguments: Any) -> BatchBuilder:

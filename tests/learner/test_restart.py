@@ -1,7 +1,6 @@
 """A learner that is stopped again and again, with a real broker and trainer: what it trains then, on which weights."""
 
 import asyncio
-import json
 import random
 from array import array
 from collections.abc import AsyncIterator
@@ -27,7 +26,7 @@ from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.training import TaskDecision, TrainingStep
 from lightningbus.schemas.weights.events import WeightManifest
 from tests.factories import batches
-from tests.learner.conftest import settings_for
+from tests.learner.conftest import settings_for, write_tasks
 from tests.polling import HANG_SECONDS
 
 SAMPLES, BOUND, STEPS, NUM_STOPS = 2, 1, 7, 3
@@ -160,8 +159,7 @@ async def train_in_lives(url: str, settings: LearnerSettings, run: Training, num
 async def test_steps_since_the_checkpoint_are_made_again_and_no_token_is_beyond_the_bound(
     bus: Bus, nats_url: str, model_path: Path, tmp_path: Path, interval: int | None
 ) -> None:
-    lines = [json.dumps({"id": f"q{number}", "input": number}) + "\n" for number in range(40)]
-    (tmp_path / "tasks.jsonl").write_text("".join(lines))
+    write_tasks(tmp_path / "tasks.jsonl", 40)
     settings = settings_for(
         model_path, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints", group_size=SAMPLES,
         groups_per_step=2, max_steps=STEPS, max_staleness=BOUND, checkpoint_interval=interval,
@@ -272,8 +270,7 @@ async def test_no_token_is_beyond_the_bound_where_a_node_starts_with_an_older_ve
     bus: Bus, nats_url: str, model_path: Path, tmp_path: Path, is_pinned: bool
 ) -> None:
     """All processes start again at once. The learner has rollouts for a step before a node serves."""
-    lines = [json.dumps({"id": f"q{number}", "input": number}) + "\n" for number in range(40)]
-    (tmp_path / "tasks.jsonl").write_text("".join(lines))
+    write_tasks(tmp_path / "tasks.jsonl", 40)
     settings = settings_for(
         model_path, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints", group_size=SAMPLES,
         groups_per_step=GROUPS, max_steps=STEPS, max_staleness=BOUND, checkpoint_interval=1,

@@ -1,7 +1,6 @@
 """Tasks that are selected by their results, and groups without signal that are replaced, while a learner is killed."""
 
 import asyncio
-import json
 import random
 from collections import Counter
 from dataclasses import replace as with_fields
@@ -18,7 +17,7 @@ from lightningbus.learner.dispatch.group_tasks import find_input_id
 from lightningbus.learner.selection.difficulty import TaskResults, add_results
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.training import TaskDecision, TrainingStep
-from tests.learner.conftest import settings_for
+from tests.learner.conftest import settings_for, write_tasks
 from tests.learner.test_restart import Training, train_in_lives
 
 SAMPLES, GROUPS, STEPS = 4, 2, 6
@@ -53,8 +52,7 @@ def count_results(steps: list[TrainingStep]) -> dict[str, TaskResults]:
 async def test_results_are_counted_once_and_groups_with_signal_are_trained_through_restarts(
     bus: Bus, nats_url: str, model_path: Path, tmp_path: Path, interval: int
 ) -> None:
-    lines = [json.dumps({"id": f"q{number}", "input": number}) + "\n" for number in range(10)]
-    (tmp_path / "tasks.jsonl").write_text("".join(lines))
+    write_tasks(tmp_path / "tasks.jsonl", 10)
     settings = settings_for(
         model_path, run=RUN, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints",
         group_size=SAMPLES, groups_per_step=GROUPS, max_steps=STEPS, max_staleness=1, checkpoint_interval=interval,

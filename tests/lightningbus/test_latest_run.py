@@ -1,4 +1,4 @@
-"""Which run a command means that names none."""
+"""The run of a command that names none."""
 
 import json
 import os

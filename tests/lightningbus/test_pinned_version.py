@@ -51,7 +51,7 @@ async def test_a_pin_is_put_back_in_the_name_of_its_actor(bus: Bus, before: tupl
     assert (pin and (pin.actor, pin.version)) == before
 
 
-def held_out_of(bus: Bus, every: int, evaluated: list[int]) -> tuple[HeldOut, VersionPins]:
+def make_held_out(bus: Bus, every: int, evaluated: list[int]) -> tuple[HeldOut, VersionPins]:
     """The evaluations of a job that starts now, of which some have ended."""
     settings = EvalSettings.model_validate({"tasks": "heldout.jsonl", "every": every, "sampling": ["greedy"]})
     ended = [
@@ -72,15 +72,15 @@ async def test_a_job_that_is_resumed_lets_nodes_go_back_to_no_version_once_learn
     """They would sample tasks that are out by weights that are older than the learner knows."""
     for version in range(5):
         await publish(bus, tmp_path, version)
-    held_out, _ = held_out_of(bus, 2, [0])
+    held_out, _ = make_held_out(bus, 2, [0])
     assert await held_out.pin_due(is_over=False) == {"policy": 2}, "nothing was trained since it was published"
-    held_out, pins = held_out_of(bus, 2, [0])
+    held_out, pins = make_held_out(bus, 2, [0])
     assert await held_out.pin_interrupted() == {"policy": 2}, "before learners start it ends what was begun"
     await pins.unpin()
-    held_out, _ = held_out_of(bus, 2, [0, 2])
+    held_out, _ = make_held_out(bus, 2, [0, 2])
     assert await held_out.pin_interrupted() is None
     assert await held_out.pin_due(is_over=False) == {"policy": 4}
-    held_out, _ = held_out_of(bus, 3, [0])
+    held_out, _ = make_held_out(bus, 3, [0])
     assert await held_out.pin_interrupted() is None, "the last that was begun is the newest"
     assert await held_out.pin_due(is_over=False) == {"policy": 4}, "in place of 3"
     assert find_pin(await WeightRegistry(bus, "policy").refresh()) is not None

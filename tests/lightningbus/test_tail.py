@@ -43,7 +43,7 @@ async def test_attempts_are_printed_as_they_end(bus: Bus, nats_url: str) -> None
 
 
 async def test_a_reader_that_has_read_enough_ends_it_in_order(bus: Bus, nats_url: str) -> None:
-    """As ``| head -1`` does."""
+    """The reader closes its end of the pipe, as ``| head -1`` does."""
     tail = await start_tail(nats_url)
     assert tail.stdout is not None and tail.stderr is not None
     async with asyncio.timeout(HANG_SECONDS):

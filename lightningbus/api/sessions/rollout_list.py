@@ -7,7 +7,7 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.api.sessions.queries import load_table
 from lightningbus.api.sessions.table import Table
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_near_name
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.run_names import check_run
 from lightningbus.schemas.base import Mode, Outcome
@@ -30,7 +30,7 @@ MAX_LIMIT = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class RolloutFilter:
-    """Which rollouts to list; an empty text is any."""
+    """Conditions of the rollouts to list; an empty text is any."""
 
     mode: str
     outcome: str
@@ -69,6 +69,5 @@ def list_rollouts(client: Client, run: str, wanted: RolloutFilter, *, must_exist
 
 def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
     if name and name not in known:
-        near = suggest_name(name, known)
-        hint = f"{near} " if near.startswith("did you mean") else ""
-        raise UserError(f"{what}: there is no {name!r}; {hint}known are {', '.join(known)}")
+        hint = " ".join(filter(None, (suggest_near_name(name, known), f"known are {', '.join(known)}")))
+        raise UserError(f"{what}: there is no {name!r}; {hint}")

@@ -172,7 +172,9 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {actual} answered")
     if num_ok and not num_named:
         what = f"evaluation {label}: none of {num_ok} rollouts has a reward with the name {request.reward!r}"
-        raise UserError(f"{what}; {suggest_name(request.reward, names)}" if names else f"{what}, nor any by name")
+        raise UserError(
+            f"{what}; {suggest_name(request.reward, names)}".rstrip("; ") if names else f"{what}, nor any by name"
+        )
     return Evaluation(
         label=label,
         version=versions.get(request.model, 0),

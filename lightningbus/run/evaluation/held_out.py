@@ -154,9 +154,8 @@ class HeldOut:
     async def pin_interrupted(self) -> dict[str, int] | None:
         """Pin the versions whose evaluation an earlier start did not end, and return them; None: there are none.
 
-        Called before learners start. From then on no version is due that is older than the newest of now: nodes would
-        go back to it while tasks are out, and the learner would train what they sample beyond the staleness bound.
-        Tasks that were out while the earlier start had its version pinned are of that version or an older one.
+        Call it before learners start, and while runners take no training task: with an older version these would sample
+        rollouts beyond the staleness bound. From then on no version is due that is older than the newest of now.
         """
         main = self._pins.registries[self._pins.main]
         async for newest, _ in main.list_versions():

@@ -104,8 +104,7 @@ class StepQueue(Callback):
 
 @dataclass
 class ReportedSteps:
-    """The last step of each model that callbacks, and loops over steps, of all starts of a job had; None: there were
-    none."""
+    """Last step of each model that the callbacks of a job, and its loops over steps, had; None: there were none."""
 
     by_callbacks: dict[str, int] | None = None
     by_loops: dict[str, int] | None = None

@@ -161,6 +161,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
     else:
         task, wanted = load_tasks(held_out.task_source)[0], []
         seconds, sampling_params = learner.rollout_timeout_seconds, dict[str, Any]()
+    graded = settings.grader.graders if settings.grader is not None else {}
     return TrialTask(
         task,
         mode,
@@ -170,7 +171,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
         role_models=learner.role_models,
         served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
         trained_models=[each.model for each in job.learners] if mode == "train" else (),
-        wanted_rewards=[*wanted, *_list_rewards_of_suites(settings, job, agent)],
+        wanted_rewards=[each for each in (*wanted, *_list_rewards_of_suites(job, agent)) if each.name not in graded],
         nodes=settings.inference,
         prompts=list(_list_prompts(settings, agent)),
     )
@@ -186,18 +187,16 @@ def _list_prompts(settings: RunSettings, agent: str) -> Iterator[PromptChoice]:
 
 
 def _list_wanted_rewards(settings: RunSettings, job: TrainJob, task_id: str) -> Iterator[WantedReward]:
-    """Yield the rewards by which learners are trained on a task, unless a grader gives them."""
-    graded = settings.grader.graders if settings.grader is not None else {}
+    """Yield the rewards by which learners are trained on a task."""
     for number, learner in enumerate(job.learners):
         setting = f"learners.{number}.reward" if settings.learners else "learner.reward"
         reward = TaskSets(learner).find_settings(task_id).reward
-        if reward and reward not in graded:
+        if reward:
             yield WantedReward(setting, f"{learner.model!r} is trained on", reward)
 
 
-def _list_rewards_of_suites(settings: RunSettings, job: TrainJob, agent: str) -> Iterator[WantedReward]:
-    """Yield the rewards that suites of an agent count, unless a grader gives them."""
-    graded = settings.grader.graders if settings.grader is not None else {}
+def _list_rewards_of_suites(job: TrainJob, agent: str) -> Iterator[WantedReward]:
+    """Yield the rewards that suites of an agent count."""
     for number, suite in enumerate(job.eval.suites):
-        if suite.agent == agent and suite.reward and suite.reward not in graded:
+        if suite.agent == agent and suite.reward:
             yield WantedReward(f"eval.suites.{number}.reward", f"suite {suite.name!r} counts", suite.reward)

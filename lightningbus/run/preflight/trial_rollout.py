@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightningbus.bus.errors import CredentialsError
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_near_name
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.rollouts.rejection_streak import CALL_ADVICE
 from lightningbus.run.errors import UserError
@@ -34,7 +34,7 @@ class WantedReward:
 
     setting: str
     use: str
-    """Who uses it and how, such as "'policy' is trained on"."""
+    """The user and the verb of a sentence about it, such as "'policy' is trained on"."""
     name: str
 
 
@@ -184,9 +184,8 @@ def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedR
     names = f"it gave: {', '.join(sorted(returned))}" if returned else "it gave none by name"
     for reward in wanted:
         if reward.name not in returned:
-            near = suggest_name(reward.name, returned)
             what = f"{reward.use} the reward {reward.name!r}, which the agent did not give"
-            if near.startswith("did you mean"):
+            if near := suggest_near_name(reward.name, returned):
                 raise UserError(f"{reward.setting}: {what}; {near}")
             yield f"warning: {reward.setting}: {what}; {names}"
 

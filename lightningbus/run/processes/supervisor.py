@@ -126,7 +126,7 @@ class Supervisor:
         """Wait until a child has done its work; raises `UserError` if it failed for good."""
         code = await self._watchers[name]
         if code:
-            raise UserError(self._last_log_line(name, code))
+            raise UserError(self._describe_end(name, code))
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something else that the children depend on; its error counts as a failed child."""
@@ -142,7 +142,7 @@ class Supervisor:
             running += [watcher for watcher in self._watchers.values() if not watcher.done()]
             for name, watcher in self._watchers.items():
                 if watcher.done() and not watcher.cancelled() and watcher.result():
-                    raise UserError(self._last_log_line(name, watcher.result()))
+                    raise UserError(self._describe_end(name, watcher.result()))
             if not running:
                 await asyncio.Event().wait()
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -217,11 +217,11 @@ class Supervisor:
                 pause = restarts.next_delay(code, time.monotonic() - started)
                 if pause is None:
                     return code
-                words = self._read_last_words(name)
+                message = self._read_last_message(name)
                 if code == EX_TEMPFAIL:
-                    log.warning("%s has to start again (%s), in %.1f s", name, words, pause)
+                    log.warning("%s has to start again (%s), in %.1f s", name, message, pause)
                 else:
-                    log.warning("%s ended with %d (%s); starting it again in %.1f s", name, code, words, pause)
+                    log.warning("%s ended with %d (%s); starting it again in %.1f s", name, code, message, pause)
                 await asyncio.sleep(pause)
                 if name in self._stopping:
                     return 0
@@ -236,12 +236,12 @@ class Supervisor:
             log.warning("%s did not end within %g s and was ended by force", name, seconds)
         await asyncio.gather(self._watchers[name], return_exceptions=True)
 
-    def _last_log_line(self, name: str, code: int) -> str:
+    def _describe_end(self, name: str, code: int) -> str:
         starts = self._starts[name]
         often = f", the last of {starts} starts" if starts > 1 else ""
-        return f"{name} ended with {code}{often}: {self._read_last_words(name)} (log: {self._directory.log(name)})"
+        return f"{name} ended with {code}{often}: {self._read_last_message(name)} (log: {self._directory.log(name)})"
 
-    def _read_last_words(self, name: str) -> str:
+    def _read_last_message(self, name: str) -> str:
         lines = self._directory.log(name).read_text(errors="replace").splitlines()
-        words = [line for line in lines if line.strip()]
-        return extract_message(words[-1]) if words else "no output"
+        written = [line for line in lines if line.strip()]
+        return extract_message(written[-1]) if written else "no output"

@@ -186,11 +186,10 @@ class RunDirectory:
 
         Empty if unknown. Raises `bus.BusError` when they cannot be read.
         """
-        roles = [path.stem for path in (self.path / "work").glob("learner*.json")]
         learners: dict[str, dict[str, Any]] = {}
+        roles = self.read_roles("learner")
         for role in sorted(roles, key=lambda role: (role.endswith("-first"), role)):  # that one only publishes
-            settings = self.read_settings(role)
-            learners.setdefault(str(settings.get("model", "policy")), settings)
+            learners.setdefault(str(roles[role].get("model", "policy")), roles[role])
         return dict(sorted(learners.items(), key=lambda item: item[1].get("task_model") not in (None, item[0])))
 
     def read_nodes(self) -> dict[str, dict[str, Any]]:
@@ -199,10 +198,17 @@ class RunDirectory:
         Empty if unknown. Raises `bus.BusError` when they cannot be read.
         """
         nodes: dict[str, dict[str, Any]] = {}
-        for role in sorted(path.stem for path in (self.path / "work").glob("inference-*.json")):
-            settings = self.read_settings(role)
+        for settings in self.read_roles("inference-").values():
             nodes.setdefault(str(settings.get("model", "policy")), settings)
         return nodes
+
+    def read_roles(self, prefix: str) -> dict[str, dict[str, Any]]:
+        """Read the settings of all processes whose names begin with ``prefix``, by name, in the order of names.
+
+        Raises `bus.BusError` when they cannot be read.
+        """
+        names = sorted(path.stem for path in (self.path / "work").glob(f"{prefix}*.json"))
+        return {name: self.read_settings(name) for name in names}
 
     @property
     def run_id(self) -> str:

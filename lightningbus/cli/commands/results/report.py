@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lightningbus.bus.errors import BusError
 from lightningbus.cli.options import (
     CsvOption,
     DatabaseOption,
@@ -160,7 +161,10 @@ def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, st
 def _read_rewards(run: str) -> set[str]:
     """Read the rewards that the learners of a run here train on; empty where that is not on record."""
     directory = find_named_run(run)
-    learners = directory.read_learners() if directory is not None else {}
+    try:
+        learners = directory.read_learners() if directory is not None else {}
+    except BusError:  # its record is damaged, and its store may be whole
+        return set()
     return {repr(each["reward"]) if each.get("reward") else "the main one" for each in learners.values()}
 
 
