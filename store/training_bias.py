@@ -29,6 +29,7 @@ recent AS
     FROM training_rollouts AS u INNER JOIN last AS l ON u.run_id = l.run_id AND u.model = l.model
     WHERE u.step > toInt64(l.step) - {num_steps:Int64}
         AND u.exclusion_reason NOT IN ('training was over', 'without signal')
+        AND NOT (u.outcome = 'agent_error' AND NOT u.trained)
     GROUP BY run_id, model, rollout_id
 ),
 timed AS
@@ -42,7 +43,10 @@ SELECT t.run_id AS run_id, t.model AS model, count() AS num_rollouts, avg(is_tra
 FROM timed AS t INNER JOIN slow ON t.run_id = slow.run_id AND t.model = slow.model
 GROUP BY run_id, model ORDER BY run_id, model
 """
-"""Share of the newest rollouts that was trained, by run and model trained in the last ten minutes."""
+"""Share of the newest rollouts that was trained, by run and model trained in the last ten minutes.
+
+A rollout left out because the agent failed tells nothing: its duration is not why. `FAILED` counts it.
+"""
 FAILED = """
 WITH last AS
 (

@@ -64,6 +64,30 @@ def save_tasks(tasks: Tasks, runs: Path, argument: str = "tasks") -> str | dict[
     return str(path)
 
 
+def save_evaluation_tasks(section: Any, runs: Path) -> Any:
+    """Return the section ``eval`` with the tasks of itself and its suites as a run file names them, see `save_tasks`.
+
+    A section that is no mapping stays as it is. Raises `TaskFileError` that names the setting.
+    """
+    if not isinstance(section, Mapping):
+        return section
+    saved = {**section, **_save_rows(section, runs, "eval.tasks")}
+    if isinstance(suites := section.get("suites"), list | tuple):
+        saved["suites"] = [
+            {**suite, **_save_rows(suite, runs, f"eval.suites.{number}.tasks")} if isinstance(suite, Mapping) else suite
+            for number, suite in enumerate(suites)
+        ]
+    return saved
+
+
+def _save_rows(section: Mapping[str, Any], runs: Path, name: str) -> dict[str, Any]:
+    """Save the tasks of a section that are rows; returns the changed field, or nothing."""
+    tasks = section.get("tasks")
+    if tasks is None or isinstance(tasks, str | os.PathLike | Mapping | TaskSource):
+        return {}
+    return {"tasks": save_tasks(tasks, runs, name)}
+
+
 def input_directory(runs: Path) -> Path:
     """Make the directory of a notebook's tasks and functions, for their owner alone."""
     directory = runs.absolute() / INPUTS

@@ -18,7 +18,7 @@ from lightningbus.api.settings import (
     read_run_file,
     runs_directory,
 )
-from lightningbus.api.tasks import Tasks, save_tasks
+from lightningbus.api.tasks import Tasks, save_evaluation_tasks, save_tasks
 from lightningbus.api.train_result import TrainResult
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.errors import UserError
@@ -125,6 +125,8 @@ async def atrain(
         recorded = drop_replaced_budget(recorded, {**file, **options})
         if model is None and settings is None:  # the nodes serve what the learner starts from
             model = to_fields(options.get("learner", {})).get("model_path")
+        if "eval" in options:
+            options["eval"] = save_evaluation_tasks(options["eval"], runs)
         base = _build_base(agent, model, tasks, heldout, runs)
         if settings is None and not recorded:  # there is a runner, which lacks an agent
             base.setdefault("runners", {})

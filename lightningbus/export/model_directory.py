@@ -171,7 +171,8 @@ async def _select_version(
     release = await registry.refresh()
     if not request.is_forced:
         if is_revoked(release, manifest.version):
-            raise UserError(f"version {manifest.version} is revoked: give --force to export it all the same")
+            instead = "name another, see `lightningbus weights list` for rewards, or " if request.is_best else ""
+            raise UserError(f"version {manifest.version} is revoked: {instead}give --force to export it all the same")
         if manifest.canary is not None and is_pending_canary(release, manifest):
             check = manifest.canary.title
             raise UserError(f"version {manifest.version} awaits {check}: give --force to export it all the same")

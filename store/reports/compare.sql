@@ -34,17 +34,24 @@ WITH metrics AS
             if(run_id = {a:String} AND {version_a:Int64} IN (-1, version), 'a', ''),
             if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
             FROM (
-                SELECT r.* , if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version,
+                SELECT r.run_id AS run_id, task_id, outcome, attempt, started_at, ended_at, model_seconds, num_calls,
+                    response_tokens, num_truncated,
+                    if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version,
                     if({reward:String} = '' OR outcome != 'ok', c.counted,
                         if(mapContains(rewards, {reward:String}), toNullable(rewards[{reward:String}]), NULL)) AS counted
-                FROM (SELECT * FROM rollouts WHERE {model:String} = '' OR mapContains(newest_versions, {model:String})) AS r
+                FROM (
+                    SELECT * FROM rollouts
+                    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String}
+                        AND ({model:String} = '' OR mapContains(newest_versions, {model:String}))
+                ) AS r
                 LEFT ANY JOIN (
                     SELECT run_id, rollout_id, toNullable(counted_reward) AS counted FROM counted_rewards
-                    WHERE if({model:String} = '', (run_id, rollout_id, model) IN (SELECT run_id, rollout_id, model FROM tasks),
-                        model = {model:String})
+                    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String}
+                        AND if({model:String} = '', (run_id, rollout_id, model) IN (
+                            SELECT run_id, rollout_id, model FROM tasks WHERE run_id IN ({a:String}, {b:String})
+                        ), model = {model:String})
                 ) AS c ON r.run_id = c.run_id AND r.rollout_id = c.rollout_id
-            )
-            WHERE mode = {mode:String} AND evaluation = {evaluation:String})
+            ))
     )
     GROUP BY side
 )

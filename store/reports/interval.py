@@ -35,7 +35,7 @@ def estimate_interval(
     square = NORMAL_95**2
     middle = (mean + square / (2 * num)) / (1 + square / num)
     half = NORMAL_95 / (1 + square / num) * math.sqrt(variance / num + square / (4 * num * num))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return (max(0.0, middle - half) if mean > 0 else 0.0), (min(1.0, middle + half) if mean < 1 else 1.0)
 
 
 def estimate_row_interval(row: Mapping[str, Any]) -> Interval | None:

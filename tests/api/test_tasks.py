@@ -9,7 +9,7 @@ import numpy
 import pandas
 import pytest
 
-from lightningbus.api.tasks import read_tasks, save_tasks
+from lightningbus.api.tasks import read_tasks, save_evaluation_tasks, save_tasks
 from lightningbus.tasks.errors import TaskFileError
 from lightningbus.tasks.task_loading import load_tasks
 
@@ -61,6 +61,17 @@ def test_the_same_tasks_are_saved_once_and_read_back(tmp_path: Path) -> None:
     assert save_tasks(list(ROWS), tmp_path / "runs") == path
     assert isinstance(path, str) and load_tasks(path) == read_tasks(ROWS)
     assert Path(path).parent.stat().st_mode & 0o077 == 0
+
+
+def test_suites_take_rows_as_tasks_do(tmp_path: Path) -> None:
+    suites = [{"name": "frame", "tasks": pandas.DataFrame(ROWS), "samples": 4}, {"name": "file", "tasks": "hard.jsonl"}]
+    section = save_evaluation_tasks({"tasks": datasets.Dataset.from_list(ROWS), "every": 2, "suites": suites}, tmp_path)
+    assert section["every"] == 2 and section["suites"][0]["samples"] == 4 and section["suites"][1] == suites[1]
+    assert load_tasks(section["tasks"]) == load_tasks(section["suites"][0]["tasks"]) == read_tasks(ROWS)
+    with pytest.raises(TaskFileError, match=r"eval\.suites\.0\.tasks: task 2: id 'a' stands twice"):
+        save_evaluation_tasks({"suites": [{"name": "twice", "tasks": [ROWS[0], ROWS[0]]}]}, tmp_path)
+    assert save_evaluation_tasks({"every": 2}, tmp_path) == {"every": 2}
+    assert save_evaluation_tasks(3, tmp_path) == 3, "what is no section is for the settings to refuse"
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,12 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
     assert "version 2 cannot be exported: " in refused.stderr and "keep_weight_versions" in refused.stderr
     refused = await export("--run", run.directory, 2, tmp_path / "gone", "--best", code=2)
     assert "give a version or --best, not both" in refused.stderr and not (tmp_path / "gone").exists()
+    async with run.up("admin") as bus:
+        await WeightRegistry(bus, "policy").append_decision("revoked", 1, actor="test", reason="it swears")
+    refused = await export("--run", run.directory, tmp_path / "gone", "--best", code=2)
+    assert "version 1 is revoked: name another, see `lightningbus weights list` for rewards, or give --force" in (
+        refused.stderr
+    )
 
 
 async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(

@@ -22,6 +22,12 @@ def test_a_success_rate_has_the_wilson_score_interval(num_right: int, num: int, 
     assert estimate_interval(rate, error, num, num, is_success_rate=True) == pytest.approx((low, high), abs=5e-5)
 
 
+@pytest.mark.parametrize("num", [8, 20, 32, 63, 148])
+def test_a_bound_is_exact_where_no_answer_or_each_answer_is_right(num: int) -> None:
+    none, each = (estimate_interval(rate, 0.0, num, num, is_success_rate=True) for rate in (0.0, 1.0))
+    assert none is not None and each is not None and (none[0], each[1]) == (0.0, 1.0)
+
+
 def test_answers_to_one_task_that_agree_count_once() -> None:
     alike = estimate_interval(0.5, sqrt(0.25 / 20), 20, 80, is_success_rate=True)
     assert alike == pytest.approx(estimate_interval(0.5, None, 20, 20, is_success_rate=True))

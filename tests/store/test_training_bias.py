@@ -18,8 +18,8 @@ from tests import seed_store
 from tests.store.conftest import prepared
 
 
-def make_run(name: str, share_of_slow: float, **sizes: Any) -> list[Event]:
-    """A run that trains all rollouts but some of the slowest tenth."""
+def make_run(name: str, share_of_slow: float, reason: str = "stale", **sizes: Any) -> list[Event]:
+    """A run that trains all rollouts but some of the slowest tenth, left out for a reason."""
     events = list(seed_store.run(name, **sizes))
     durations = {
         event.rollout_id: event.end.ended_ns - event.end.started_ns
@@ -32,7 +32,12 @@ def make_run(name: str, share_of_slow: float, **sizes: Any) -> list[Event]:
         replace(
             event,
             rollouts=tuple(
-                replace(use, trained=False, exclusion_reason="stale")
+                replace(
+                    use,
+                    trained=False,
+                    exclusion_reason=reason,
+                    outcome="agent_error" if reason == "agent_error" else use.outcome,
+                )
                 if use.rollout_id in left_out
                 else replace(use, trained=True, exclusion_reason="")
                 for use in event.rollouts
@@ -54,6 +59,9 @@ def test_a_run_that_leaves_out_slow_rollouts_is_named(tmp_path: Path, monkeypatc
         seed_store.insert(store.sql, make_run("fair", 1.0, seed=2, **big), first=10_000)
         seed_store.insert(store.sql, make_run("small", 0.0, seed=3), first=20_000)
         assert find_bias(store.sql) == "", "one is over, one is fair, one is too small to tell"
+        failing = make_run("failing", 0.0, "agent_error", seed=8, **big)
+        seed_store.insert(store.sql, failing, first=40_000)
+        assert "slow" not in find_bias(store.sql), "its slow rollouts are left out because the agent failed"
         seed_store.insert(store.sql, make_run("unfair", 0.5, seed=4, **big), first=30_000)
         problem = find_bias(store.sql)
     assert problem.startswith("run unfair leaves out slow rollouts: of the slowest tenth 50% is trained, of all 95%")

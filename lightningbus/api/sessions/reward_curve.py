@@ -14,6 +14,7 @@ from lightningbus.api.sessions.table import Table
 from lightningbus.api.user_errors import require_package
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
+from lightningbus.run.results.plot import Points, draw_curves
 from lightningbus.store.reports.merged_points import merge_thin_points
 
 TRAINING = """
@@ -28,7 +29,6 @@ NAMED_POINTS = "(SELECT * FROM reward_by_name WHERE name = {reward:String})"
 NAMES = "SELECT DISTINCT name FROM reward_by_name WHERE run_id = {run_id:String} ORDER BY name"
 FIGURE: Mapping[str, Any] = {"figsize": (7, 3.6), "layout": "constrained"}
 """Size in inches and layout of a picture."""
-MARKERS = ("D", "o", "s", "^", "v")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,17 +71,18 @@ class RewardCurve:
             from matplotlib import pyplot
 
             _, axes = pyplot.subplots(**FIGURE)  # a notebook shows it
-        for (model,), (versions, means, errors) in _series(merge_thin_points(map(dict, self.training)), "model"):
-            low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
-            axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
-            axes.plot(versions, means, label=self._label("training", model))
-        for number, ((model, name), points) in enumerate(_series(self.evaluations, "model", "evaluation")):
-            marker, label = MARKERS[number % len(MARKERS)], self._label(name or "evaluation", model)
-            axes.errorbar(*points, fmt=marker, capsize=3, label=label, zorder=3)
+        draw_curves(
+            axes,
+            {
+                self._label("training", model): points
+                for (model,), points in _series(merge_thin_points(map(dict, self.training)), "model")
+            },
+            {
+                self._label(name or "evaluation", model): points
+                for (model, name), points in _series(self.evaluations, "model", "evaluation")
+            },
+        )
         axes.set(title=self.run, xlabel="weight version", ylabel=f"mean {self.reward or 'reward'} ± standard error")
-        axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False)
         return axes
 
     def _label(self, name: str, model: str) -> str:
@@ -105,9 +106,7 @@ class RewardCurve:
         return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
 
 
-def _series(
-    table: Iterable[Mapping[str, Any]], *names: str
-) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
+def _series(table: Iterable[Mapping[str, Any]], *names: str) -> Iterator[tuple[tuple[str, ...], Points]]:
     """Group rows by the columns ``names``: versions, means and standard errors, 0 where there is one task only."""
     rows_by_name: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in table:

@@ -1,6 +1,6 @@
 """Pictures: reward over weight versions, and reports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,15 @@ BAR_INCHES = 0.2
 MAX_NAME = 40
 """Most characters of a name beside its bars."""
 
-Point = tuple[int, float, float, int]
-"""Version, mean reward, its standard error, rollouts."""
+MARKERS = ("D", "o", "s", "^", "v")
+"""Of the evaluations of a picture, in turn."""
+
+Points = tuple[Sequence[int], Sequence[float], Sequence[float]]
+"""Versions, mean rewards and their standard errors, each as long as the other."""
 
 
-def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Sequence[Evaluation]) -> None:
-    """Write a PNG: training reward by version as a line, held-out reward as marks, both with standard errors."""
+def plot_rewards(path: Path, title: str, training: Points, held_out: Sequence[Evaluation]) -> None:
+    """Write a PNG of the rewards of training and of held-out tasks by version, each evaluation by its label."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -29,35 +32,41 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    versions = [point[0] for point in training]
-    means = [point[1] for point in training]
-    errors = [point[2] for point in training]
-    low = [mean - error for mean, error in zip(means, errors, strict=True)]
-    high = [mean + error for mean, error in zip(means, errors, strict=True)]
-    axes.fill_between(versions, low, high, color="tab:blue", alpha=0.2, linewidth=0)
-    axes.plot(versions, means, color="tab:blue", label="training rollouts, sampled (± standard error)")
-    for label, mark, color in (("greedy", "D", "tab:orange"), ("sampled", "o", "tab:green")):
-        evaluations = [evaluation for evaluation in held_out if evaluation.label == label]
-        axes.errorbar(
-            [evaluation.version for evaluation in evaluations],
-            [evaluation.mean_reward for evaluation in evaluations],
-            yerr=[evaluation.standard_error or 0.0 for evaluation in evaluations],
-            fmt=mark,
-            color=color,
-            markersize=7,
-            capsize=3,
-            label=f"held-out tasks, {label}",
-            zorder=3,
-        )
-    axes.set(title=title, xlabel="weight version", ylabel="mean reward")
+    evaluations = {label: _collect_points(held_out, label) for label in {each.label for each in held_out}}
+    draw_curves(axes, {"training": training}, evaluations)
+    axes.set(title=title, xlabel="weight version", ylabel="mean reward ± standard error")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    rewards = [*means, *(evaluation.mean_reward for evaluation in held_out)]
+    rewards = [*training[1], *(evaluation.mean_reward for evaluation in held_out)]
     if all(0 <= reward <= 1 for reward in rewards):
         axes.set_ylim(-0.04, 1.04)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def draw_curves(axes: Any, training: Mapping[str, Points], evaluations: Mapping[str, Points]) -> None:
+    """Draw rewards by version on Matplotlib's axes: training as lines in bands, evaluations as marks with bars.
+
+    Bands and bars are a standard error to each side. Both maps are by label. Evaluations come in the order of their
+    labels, so each has the same mark and colour in every picture of a run.
+    """
+    for label, (versions, means, errors) in training.items():
+        low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
+        axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
+        axes.plot(versions, means, label=label)
+    for number, (label, points) in enumerate(sorted(evaluations.items())):
+        axes.errorbar(*points, fmt=MARKERS[number % len(MARKERS)], capsize=3, label=label, zorder=3)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+
+
+def _collect_points(held_out: Sequence[Evaluation], label: str) -> Points:
+    labelled = [each for each in held_out if each.label == label]
+    return (
+        [each.version for each in labelled],
+        [each.mean_reward for each in labelled],
+        [each.standard_error or 0.0 for each in labelled],
+    )
 
 
 def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None:

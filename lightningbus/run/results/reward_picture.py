@@ -6,7 +6,7 @@ from pathlib import Path
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.run.errors import UserError
-from lightningbus.run.results.plot import Point, plot_rewards
+from lightningbus.run.results.plot import plot_rewards
 from lightningbus.run.results.results import Results
 from lightningbus.store.reports.merged_points import merge_thin_points
 
@@ -24,10 +24,12 @@ async def draw_rewards(client: Client, directory: Path, results: Results, model:
     """
     parameters = {"run_id": results.run, "model": model}
     rows = (await asyncio.to_thread(client.query, CURVE, parameters=parameters)).named_results()
-    curve: list[Point] = [
-        (row["version"], row["mean_reward"], row["standard_error"] or 0.0, row["rollouts"])
-        for row in merge_thin_points(rows)
-    ]
+    points = merge_thin_points(rows)
+    curve = (
+        [point["version"] for point in points],
+        [point["mean_reward"] for point in points],
+        [point["standard_error"] or 0.0 for point in points],
+    )
     what = f"weight versions of {results.model}" if len(results.models) > 1 else "weight versions"
     path = directory / PICTURE
     try:
