@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lightningbus.common.processes import procfs
+from lightningbus.common.processes.priority import lower_priority
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -103,12 +104,14 @@ async def spawn(
     *command: str,
     pdeathsig: signal.Signals = signal.SIGTERM,
     prepare: Callable[[], None] | None = None,
+    niceness: int = 0,
     **options: Any,
 ) -> asyncio.subprocess.Process:
     """Start a program as the head of its own group, with its standard streams, ``pass_fds``, and no other file of ours.
 
     ``options`` are `asyncio.create_subprocess_exec`'s; ``pdeathsig`` is the signal sent to it when this process is
-    gone; ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
+    gone; ``prepare`` runs in the child before the program; ``niceness`` is added to this process's own. Raises OSError
+    when it cannot be started.
     """
     tied, files, close = set_pdeathsig(pdeathsig), ProcessGuard.child_fd_limit, set_cloexec()
     passed: tuple[int, ...] = options.get("pass_fds", ())
@@ -119,6 +122,7 @@ async def spawn(
             os.set_inheritable(descriptor, True)
         if tied is not None:
             tied()
+        lower_priority(niceness)
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         if prepare is not None:

@@ -123,3 +123,27 @@ def test_a_child_inherits_its_standard_streams_and_no_other_descriptor(
         assert loop(listed()) == b"[0, 1, 2]\n"
     finally:
         os.close(inherited)
+
+
+PRIORITY = """
+import asyncio, os, pathlib, sys
+from lightningbus.common.processes.subprocesses import spawn
+
+async def start() -> None:
+    await (await spawn(sys.executable, *sys.argv[1:])).wait()
+
+group = pathlib.Path("/proc/self/autogroup")
+print(os.nice(0), group.read_text().split()[-1] if group.exists() else os.nice(0), flush=True)
+if sys.argv[1:]:
+    asyncio.run(start())
+"""
+
+
+@pytest.mark.parametrize("niceness", [0, 7])
+async def test_a_session_is_as_nice_as_its_processes_and_so_is_that_of_a_grandchild(niceness: int) -> None:
+    process = await spawn(
+        sys.executable, "-c", PRIORITY, "-c", PRIORITY, niceness=niceness, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    expected = os.nice(0) + niceness
+    assert out.decode().splitlines() == [f"{expected} {expected}"] * 2

@@ -11,13 +11,14 @@ from nats.aio.msg import Msg
 
 from lightningbus.bus.client import Bus
 from lightningbus.common.backoff import RetryPolicy
+from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.process_liveness import ProcessLiveness
 from lightningbus.run.processes.role_process import EX_TEMPFAIL
 from lightningbus.run.processes.stack import start_stack
-from lightningbus.run.processes.supervisor import ChildSpec, RestartPolicy, Supervisor
+from lightningbus.run.processes.supervisor import ChildSpec, RestartPolicy, Supervisor, choose_niceness
 from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
 from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
@@ -118,7 +119,7 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
 async def test_a_role_runs_in_the_interpreter_that_its_settings_name(bus: Bus, nats_url: str, tmp_path: Path) -> None:
     """As any other child: its last words are known."""
     interpreter, mark = tmp_path / "python", tmp_path / "arguments"
-    interpreter.write_text(f'#!/bin/sh\necho "$@" > {mark}\nexec {sys.executable} "$@"\n')
+    interpreter.write_text(f'#!/bin/sh\n(echo "$@"; nice) > {mark}\nexec {sys.executable} "$@"\n')
     interpreter.chmod(0o700)
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     settings = InferenceSettings(model_path=tmp_path, python_executable=interpreter)
@@ -127,7 +128,9 @@ async def test_a_role_runs_in_the_interpreter_that_its_settings_name(bus: Bus, n
         with pytest.raises(UserError, match=r"inference-0 ended with 2: model_path: .* holds no model"):
             await supervisor.wait_for_failure()
     await supervisor.stop_all()
-    assert mark.read_text().startswith("-P -m lightningbus inference --settings ")
+    command, niceness = mark.read_text().splitlines()
+    assert command.startswith("-P -m lightningbus inference --settings ")
+    assert int(niceness) == os.nice(0) + choose_niceness("inference", has_gpu())
 
 
 async def test_an_interpreter_that_is_not_there_is_one_sentence(bus: Bus, nats_url: str, tmp_path: Path) -> None:
@@ -136,6 +139,12 @@ async def test_an_interpreter_that_is_not_there_is_one_sentence(bus: Bus, nats_u
     with pytest.raises(UserError, match=r"learner: python_executable: .*/python cannot be started: No such file"):
         await supervisor.start(ChildSpec("learner", "learner", settings))
     await supervisor.stop_all()
+
+
+def test_what_computes_on_the_processors_gives_way_to_all_else() -> None:
+    roles = ("store", "runner", "grader", "learner", "inference", "auditor")
+    assert [choose_niceness(role, has_gpu=False) for role in roles] == [0, 0, 0, 10, 10, 10]
+    assert {choose_niceness(role, has_gpu=True) for role in roles} == {0}, "they feed the GPU"
 
 
 def test_a_child_that_dies_young_is_given_up_and_one_that_had_settled_or_lost_the_bus_is_not() -> None:

@@ -19,8 +19,10 @@ from pydantic import BaseModel
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.backoff import RetryPolicy
 from lightningbus.common.observability.logs import extract_message
+from lightningbus.common.processes.priority import COMPUTING_NICENESS
 from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.common.role_settings import ModelRoleSettings
+from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.role_process import EX_TEMPFAIL
 from lightningbus.run.run_directory.directory import RunDirectory
@@ -39,6 +41,7 @@ STABLE_AFTER_SECONDS = 5.0
 CRASH_SECONDS = 600.0
 """Seconds after which a child that exits by its own error counts as settled: loading a model takes minutes."""
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+COMPUTING_ROLES = ("learner", "inference", "auditor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ def find_interpreter(child: ChildSpec) -> Path:
     """Return the Python interpreter of a child: the one in its settings, else this process's."""
     chosen = child.settings.python_executable if isinstance(child.settings, ModelRoleSettings) else None
     return chosen or Path(sys.executable)
+
+
+def choose_niceness(role: str, has_gpu: bool) -> int:
+    """Return the niceness of a role: what computes on the processors gives way to store, bus and page. Pure."""
+    return COMPUTING_NICENESS if role in COMPUTING_ROLES and not has_gpu else 0
 
 
 class RestartPolicy:
@@ -197,7 +205,12 @@ class Supervisor:
         with self._directory.log(child.name).open("ab") as out:
             try:
                 self._processes[child.name] = await spawn(
-                    *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
+                    *command,
+                    niceness=choose_niceness(child.role, has_gpu()),
+                    stdout=out,
+                    stderr=asyncio.subprocess.STDOUT,
+                    cwd=Path.cwd(),
+                    env=environment,
                 )
             except OSError as error:
                 raise UserError(
