@@ -1,5 +1,5 @@
 -- title: pass@k and the variance within groups, by weight version of each model
--- about: The unbiased estimator of Chen et al. (arXiv:2107.03374), averaged over the tasks with at least k rollouts; a rollout passes at a reward of solved or more, with rewards as in reward_by_version. The note tells if that threshold does not fit the rewards. A group belongs to the newest version that answered it. GRPO learns nothing from a group without variance.
+-- about: The unbiased estimator of Chen et al. (arXiv:2107.03374), averaged over the tasks with at least k rollouts, over the rollouts that count in reward_by_version, with their rewards there: one passes at a reward of solved or more, and one that failed does not pass. The note tells if that threshold does not fit the rewards. A group belongs to the newest version that answered it. GRPO learns nothing from a group without variance.
 -- parameter: solved Float64 = 1
 -- plot: line x=version y=pass_1,pass_2,pass_4,pass_8 series=run_id,model,mode,evaluation
 WITH
@@ -19,9 +19,9 @@ FROM
     FROM
     (
         SELECT run_id, model, mode, evaluation, task_id, max(r.version) AS version, toInt64(count()) AS n,
-            toInt64(countIf(counted_reward >= {solved:Float64})) AS c, varPop(counted_reward) AS variance,
-            min(counted_reward) AS low, max(counted_reward) AS high
-        FROM counted_rewards AS r WHERE outcome = 'ok' GROUP BY run_id, model, mode, evaluation, task_id
+            toInt64(countIf(outcome = 'ok' AND counted_reward >= {solved:Float64})) AS c, varPop(counted_reward) AS variance,
+            minIf(counted_reward, outcome = 'ok') AS low, maxIf(counted_reward, outcome = 'ok') AS high
+        FROM counted_rewards AS r GROUP BY run_id, model, mode, evaluation, task_id
     )
     GROUP BY run_id, model, mode, evaluation, version
 )

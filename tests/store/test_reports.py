@@ -143,6 +143,11 @@ def test_a_failed_rollout_that_counts_as_0_does_so_under_each_name(tmp_path: Pat
         totals = {(row["evaluation"], row["version"]): row for row in ask(store, "reward_by_version")}
         named = [row for row in ask(store, "reward_by_name") if row["name"] == "correct"]
         outcomes = ask(store, "outcomes")
+        passes = ask(store, "pass_at_k")
+    for row in passes:
+        total = totals[row["evaluation"], row["version"]]
+        assert (row["rollouts"], row["pass_1"]) == (total["rollouts"], pytest.approx(total["mean_reward"]))
+    assert totals.keys() == {(row["evaluation"], row["version"]) for row in passes}
     assert totals.keys() == {(row["evaluation"], row["version"]) for row in named}
     for row in named:
         total = totals[row["evaluation"], row["version"]]
