@@ -1,8 +1,7 @@
 """The questions everybody asks: a file of SQL each, which is a view, and a report that can also ask about the past.
 
-A file has the name of the report and of its view. It begins with its title, what its figures mean,
-    its parameters with their defaults and
-how it is drawn. Its SQL names no database, so a report can put other tables in the place of the exact views: those of
+A file has the name of the report and of its view. It begins with its title, what its figures mean, its parameters with
+their defaults and how it is drawn. Its SQL names no database, so a report can put other tables in the place of the exact views: those of
 one run, or as they were at some time.
 """
 
@@ -13,16 +12,20 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
-from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
+from lightningbus.store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, REWARD_SETTINGS
 from lightningbus.store.reports.pass_note import select_pass_note
 
 HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
 BY_MODEL = re.compile(r"\bAS model,|\brun_id, model,")
 PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
+PLACEHOLDERS = {
+    "{pass_note}": select_pass_note("{solved:Float64}", ": say by the parameter solved which of them is a success"),
+    "{counted_reward}": COUNTED_REWARD,
+    "{reward_settings}": REWARD_SETTINGS,
+}
+"""What stands for them in the SQL of a report."""
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
-SOLVED_NOTE = select_pass_note("{solved:Float64}", ": say by the parameter solved which of them is a success")
-"""Stands for ``{pass_note}`` in a report."""
 SNAPSHOT_CTES = """
     tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until}),
     attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored_at <= {until}),
@@ -169,7 +172,9 @@ def _parse_report(name: str, text: str) -> Report:
         else:
             header[match[1]] = match[2]
     plot = _parse_plot(header["plot"]) if "plot" in header else None
-    body = "\n".join(lines).strip().replace("{pass_note}", SOLVED_NOTE)
+    body = "\n".join(lines).strip()
+    for placeholder, sql in PLACEHOLDERS.items():
+        body = body.replace(placeholder, sql)
     return Report(name, header["title"], header["about"], body, tuple(parameters), plot)
 
 

@@ -8,52 +8,73 @@
 -- parameter: mode String = train
 -- parameter: evaluation String =
 -- parameter: reward String =
-WITH metrics AS
+WITH chosen AS
 (
-    SELECT side, arrayJoin([
-        ('01 rollouts', toFloat64(count())), ('02 ended well', countIf(outcome = 'ok') / count()),
-        ('03 mean reward', avgIf(counted, isNotNull(counted)) AS mean),
-        ('04 standard error of the mean reward', if(uniqExactIf(task_id, isNotNull(counted)) AS tasks > 1,
-            sqrt(tasks / (tasks - 1) * greatest(0, sumIf(of_task * of_task / num_of_task, isNotNull(counted))
-                - 2 * mean * sumIf(of_task, isNotNull(counted)) + mean * mean * sumIf(num_of_task, isNotNull(counted))))
-                / countIf(isNotNull(counted)), NULL)),
-        ('05 reward spread', stddevPopIf(counted, isNotNull(counted))),
-        ('06 mean reward of the newest version', avgIf(counted, isNotNull(counted) AND version = newest)),
-        ('07 rollouts of the newest version', toFloat64(countIf(version = newest))),
-        ('08 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
-        ('09 mean model seconds', avg(model_seconds)), ('10 mean calls', avg(num_calls)),
-        ('11 mean tokens sampled', avg(response_tokens)), ('12 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
-        ('13 needed another attempt', countIf(attempt > 1) / count()), ('14 newest version', toFloat64(any(newest)))
-    ]) AS one
+    SELECT *, if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version
+    FROM rollouts
+    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String}
+        AND ({model:String} = '' OR mapContains(newest_versions, {model:String}))
+        AND (-1 IN ({version_a:Int64}, {version_b:Int64}) OR version IN ({version_a:Int64}, {version_b:Int64}))
+),
+sided AS
+(
+    SELECT *, arrayJoin(arrayFilter(one -> one != '', [
+        if(run_id = {a:String} AND {version_a:Int64} IN (-1, version), 'a', ''),
+        if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
     FROM
     (
-        SELECT *, max(version) OVER (PARTITION BY side) AS newest,
-            sum(ifNull(counted, 0)) OVER (PARTITION BY side, task_id) AS of_task,
-            countIf(isNotNull(counted)) OVER (PARTITION BY side, task_id) AS num_of_task
-        FROM (SELECT *, arrayJoin(arrayFilter(one -> one != '', [
-            if(run_id = {a:String} AND {version_a:Int64} IN (-1, version), 'a', ''),
-            if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
-            FROM (
-                SELECT r.run_id AS run_id, task_id, outcome, attempt, started_at, ended_at, model_seconds, num_calls,
-                    response_tokens, num_truncated,
-                    if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version,
-                    if({reward:String} = '' OR outcome != 'ok', c.counted,
-                        if(mapContains(rewards, {reward:String}), toNullable(rewards[{reward:String}]), NULL)) AS counted
-                FROM (
-                    SELECT * FROM rollouts
-                    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String}
-                        AND ({model:String} = '' OR mapContains(newest_versions, {model:String}))
-                ) AS r
-                LEFT ANY JOIN (
-                    SELECT run_id, rollout_id, toNullable(counted_reward) AS counted FROM counted_rewards
-                    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String}
-                        AND if({model:String} = '', (run_id, rollout_id, model) IN (
-                            SELECT run_id, rollout_id, model FROM tasks WHERE run_id IN ({a:String}, {b:String})
-                        ), model = {model:String})
-                ) AS c ON r.run_id = c.run_id AND r.rollout_id = c.rollout_id
-            ))
+        SELECT o.run_id AS run_id, task_id, outcome = 'ok' AS is_ok, attempt > 1 AS is_retried,
+            date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, model_seconds, num_calls, response_tokens,
+            num_truncated, version,
+            multiIf(
+                {reward:String} != '' AND outcome = 'ok',
+                    if(mapContains(rewards, {reward:String}), toNullable(rewards[{reward:String}]), NULL),
+                NOT mapContains(newest_versions, answering) AND NOT mapContains(t.weight_versions, answering), NULL,
+                {counted_reward}) AS counted
+        FROM chosen AS o
+        LEFT ANY JOIN (
+            SELECT run_id, rollout_id, if({model:String} = '', model, {model:String}) AS answering, reward_name,
+                if(mode = 'eval', weight_versions, map()) AS weight_versions
+            FROM tasks
+            WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String}
+                AND (-1 IN ({version_a:Int64}, {version_b:Int64}) OR rollout_id IN (SELECT rollout_id FROM chosen))
+        ) AS t ON o.run_id = t.run_id AND o.rollout_id = t.rollout_id
+        LEFT ANY JOIN ({reward_settings}) AS f ON o.run_id = f.run_id AND t.answering = f.model
     )
-    GROUP BY side
+),
+by_task AS
+(
+    SELECT side, task_id, max(one_version) AS last, argMax((size, size_counted, earned), one_version) AS of_last,
+        sum(size) AS num, sum(size_counted) AS num_counted, sum(earned) AS total, stddevPopMergeState(spreads) AS spread,
+        sum(sums.1) AS num_ok, sum(sums.2) AS num_retried, sum(sums.3) AS seconds, sum(sums.4) AS model_seconds,
+        sum(sums.5) AS num_calls, sum(sums.6) AS num_tokens, sum(sums.7) AS num_truncated
+    FROM
+    (
+        SELECT side, task_id, toInt64(ifNull(version, -1)) AS one_version, toFloat64(count()) AS size, toFloat64(count(counted)) AS size_counted,
+            ifNull(sum(counted), 0.) AS earned, stddevPopState(counted) AS spreads,
+            (countIf(is_ok), countIf(is_retried), sum(seconds), sum(model_seconds), sum(num_calls), sum(response_tokens),
+                sum(num_truncated)) AS sums
+        FROM sided GROUP BY side, task_id, one_version
+    )
+    GROUP BY side, task_id
+),
+metrics AS
+(
+    SELECT side, arrayJoin([
+        ('01 rollouts', sum(num) AS rollouts), ('02 ended well', sum(num_ok) / rollouts),
+        ('03 mean reward', sum(total) / sum(num_counted) AS mean),
+        ('04 standard error of the mean reward', if(countIf(num_counted > 0) AS tasks > 1,
+            sqrt(tasks / (tasks - 1) * greatest(0, sum(total * total) - 2 * mean * sum(total * num_counted)
+                + mean * mean * sum(num_counted * num_counted))) / sum(num_counted), NULL)),
+        ('05 reward spread', stddevPopMerge(spread)),
+        ('06 mean reward of the newest version', arraySum(one -> one.2.3, newest_tasks) / arraySum(one -> one.2.2, newest_tasks)),
+        ('07 rollouts of the newest version', arraySum(one -> one.2.1, newest_tasks)),
+        ('08 mean seconds', sum(seconds) / rollouts), ('09 mean model seconds', sum(model_seconds) / rollouts),
+        ('10 mean calls', sum(num_calls) / rollouts), ('11 mean tokens sampled', sum(num_tokens) / rollouts),
+        ('12 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
+        ('13 needed another attempt', sum(num_retried) / rollouts), ('14 newest version', toFloat64(nullIf(max(last) AS newest, -1)))
+    ]) AS one, arrayFilter(one -> one.1 = newest AND newest >= 0, groupArray((last, of_last))) AS newest_tasks
+    FROM by_task GROUP BY side
 )
 SELECT
     concat({a:String}, ' : ', {b:String}) AS run_id, substring(one.1, 4) AS figure,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -55,6 +56,7 @@ class Reader:
         self._own_patience = self._patience = patience
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._changed = asyncio.Event()
+        self._running: dict[tuple[str, str], asyncio.Task[list[QueryRow]]] = {}
         self._state = StoreState.LIVE
         self._silent_since = -math.inf if client is None else None
         """Since when no store has answered, in seconds of the monotonic clock; None: it answers."""
@@ -82,7 +84,22 @@ class Reader:
         self._note_silence()
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
-        """Return all rows of a query, as JSON values; raise `QueryFailedError` or `StoreGoneError`."""
+        """Return all rows of a query, as JSON values; raise `QueryFailedError` or `StoreGoneError`.
+
+        The same query while one is under way is asked once, and each caller gets rows of its own.
+        """
+        key = (sql, json.dumps(parameters, sort_keys=True))
+        if (running := self._running.get(key)) is None:
+            running = self._running[key] = asyncio.create_task(self._ask(sql, parameters))
+            running.add_done_callback(lambda done: self._forget(key, done))
+        return [dict(row) for row in await asyncio.shield(running)]
+
+    def _forget(self, key: tuple[str, str], done: asyncio.Task[list[QueryRow]]) -> None:
+        del self._running[key]
+        if not done.cancelled():
+            done.exception()  # nobody may be left who asks
+
+    async def _ask(self, sql: str, parameters: dict[str, Any]) -> list[QueryRow]:
         while True:
             client = self._client
             try:

@@ -64,50 +64,30 @@ SELECT mode, evaluation, count() AS rollouts, countIf(outcome = 'ok') AS ended_w
 FROM rollouts WHERE run_id = {{run_id:String}} GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
 
-REWARDS = f"""
+OF_RUN = f"""
 WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
 tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
 training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
-counted_rewards AS ({COUNTED_REWARDS}),
-by_version AS ({REPORTS["reward_by_version"].body})
-SELECT model, mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(num) AS rollouts,
-    sum(num * mean) / rollouts AS mean_reward,
-    sqrt(greatest(0., sum(num * (spread * spread + mean * mean)) / rollouts - mean_reward * mean_reward))
-        AS reward_spread,
-    sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
-    min(low) AS worst, max(high) AS best, sum(num_tasks) AS tasks, min(is_binary) AS is_success_rate
-FROM
-(
-    SELECT model, mode, evaluation, version AS one, rollouts AS num, mean_reward AS mean, reward_spread AS spread,
-        standard_error AS error, worst AS low, best AS high, tasks AS num_tasks,
-        is_success_rate AS is_binary, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
-    FROM by_version WHERE {OF_MODEL}
-)
-GROUP BY model, mode, evaluation, version ORDER BY model, mode DESC, evaluation, version
+counted_rewards AS ({COUNTED_REWARDS})
 """
-"""The report `reward_by_version` of one run, in few points."""
+"""The views that reports of rewards read, of one run."""
 
-NAMED_REWARDS = f"""
-WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
-tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
-training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
-counted_rewards AS ({COUNTED_REWARDS}),
-by_name AS ({REPORTS["reward_by_name"].body})
-SELECT model, mode, evaluation, name, intDiv(one, width) * width AS version, any(width) AS per_point,
-    sum(num) AS rollouts,
-    sum(num * mean) / rollouts AS mean_reward,
-    sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
-    min(low) AS worst, max(high) AS best, sum(num_tasks) AS tasks, min(is_binary) AS is_success_rate
-FROM
-(
-    SELECT model, mode, evaluation, name, version AS one, rollouts AS num, mean_reward AS mean,
-        standard_error AS error, worst AS low, best AS high, tasks AS num_tasks,
-        is_success_rate AS is_binary, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
-    FROM by_name WHERE {OF_MODEL}
-)
-GROUP BY model, mode, evaluation, name, version ORDER BY model, name, mode DESC, evaluation, version
+REWARDS = OF_RUN + REPORTS["reward_by_version"].body
+"""The report `reward_by_version` of one run: a row for each model, evaluation and version."""
+
+NAMED_REWARDS = OF_RUN + REPORTS["reward_by_name"].body
+"""The report `reward_by_name` of one run."""
+
+HAS_NAMED_REWARDS = """
+SELECT 1 FROM raw_rollouts WHERE run_id = {run_id:String} AND notEmpty(rewards) LIMIT 1
 """
-"""The report `reward_by_name` of one run, in few points."""
+"""A row where any rollout of the run has a named reward."""
+
+HAS_AUDITS = """
+SELECT 1 FROM raw_rollout_audits WHERE run_id = {run_id:String} LIMIT 1
+UNION ALL SELECT 1 FROM raw_audit_verdicts LIMIT 1
+"""
+"""A row where the auditor recomputed any rollout of the run, or convicted any engine."""
 
 TIME = """
 SELECT mode, evaluation, rollouts, one.1 AS part, one.2 AS mean_seconds, one.3 AS p95_seconds

@@ -1,5 +1,6 @@
 """Routes of the page about one run: its state, the figures at its head, and the rows of its charts."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -7,7 +8,7 @@ from aiohttp import web
 
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.step_metrics import describe_metric
-from lightningbus.store.reports.merged_points import merge_thin_points
+from lightningbus.store.reports.merged_points import merge_neighbours, merge_thin_points
 from lightningbus.store.ui import curves, progress, queries, run_list, run_state
 from lightningbus.store.ui.client import QueryRow, StoreState
 from lightningbus.store.ui.other_run import RunReader
@@ -26,7 +27,6 @@ RUN_QUERIES = {
     "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
     "last_seen": queries.LAST_SEEN,
-    "audit": queries.AUDIT,
     "choices": rollout_queries.CHOICES,
 }
 """Queries of a run, and of one of its models where they have one, by the last part of their path."""
@@ -46,6 +46,7 @@ class RunRoutes:
         app.router.add_get("/api/run/named_rewards", self._named_rewards)
         app.router.add_get("/api/run/overview", self._overview)
         app.router.add_get("/api/run/state", self._state)
+        app.router.add_get("/api/run/audit", self._audit)
         app.router.add_get("/api/run/{question}", self._answer)
 
     async def _state(self, request: web.Request) -> web.Response:
@@ -84,18 +85,30 @@ class RunRoutes:
         return json_response(await self._read_rewards(queries.REWARDS, request))
 
     async def _named_rewards(self, request: web.Request) -> web.Response:
+        if not await self._reader.query(queries.HAS_NAMED_REWARDS, run_id=require_param(request, "run_id")):
+            return json_response([])
         return json_response(await self._read_rewards(queries.NAMED_REWARDS, request))
 
+    async def _audit(self, request: web.Request) -> web.Response:
+        values = _run_of(request)
+        if not await self._reader.query(queries.HAS_AUDITS, run_id=values["run_id"]):  # what it costs is not little
+            return json_response([{"tokens": 0, "differing": 0, "quarantined": 0, "trained_before": 0}])
+        return json_response(await self._reader.query(queries.AUDIT, **values))
+
     async def _read_rewards(self, sql: str, request: web.Request) -> list[QueryRow]:
-        return merge_thin_points(await self._reader.query(sql, **_run_of(request)))
+        values = _run_of(request)
+        rows = await self._reader.query(sql, run_id=values["run_id"])
+        of_model = [row for row in rows if values["model"] in ("", row["model"])]
+        of_model.sort(key=lambda row: (row["model"], row.get("name", ""), row["mode"] != "train", row["evaluation"]))
+        return merge_thin_points(merge_neighbours(of_model, queries.MAX_POINTS))
 
     async def _overview(self, request: web.Request) -> web.Response:
         values = _run_of(request)
-        axes, speed, cost, settings = await self._reader.query_all(
-            values, progress.AXES, progress.SPEED, progress.COST, curves.SETTINGS
+        (axes, speed, cost, settings), rewards = await asyncio.gather(
+            self._reader.query_all(values, progress.AXES, progress.SPEED, progress.COST, curves.SETTINGS),
+            self._read_rewards(queries.REWARDS, request),
         )
         of_model = [row for row in settings if values["model"] in ("", row["model"])]
-        rewards = await self._read_rewards(queries.REWARDS, request)
         now_ms = time.time() * 1000
         return json_response(progress.build_overview(axes, speed, cost, of_model, rewards, now_ms))
 

@@ -1,5 +1,6 @@
 // What is wrong with the charts and bars of the page that is open: ticks, labels, and what is drawn outside its place.
-() => {
+async () => {
+  while ([...document.querySelectorAll(".chart")].some((chart) => !chart.plot)) await new Promise(requestAnimationFrame);
   const ruler = document.createElement("canvas").getContext("2d");
   const round = 0.5; // pixels
 

@@ -195,9 +195,8 @@ async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_a
 
 
 async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    for query in (queries.REWARDS, curves.METRICS):
-        assert f", {queries.MAX_POINTS}) + 1" in query
-    monkeypatch.setattr(queries, "REWARDS", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
+    assert f", {queries.MAX_POINTS}) + 1" in curves.METRICS
+    monkeypatch.setattr(queries, "MAX_POINTS", 3)
     curve = await ask("run/rewards", run_id=RUN)
     assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
 
@@ -399,6 +398,21 @@ async def test_nothing_can_be_written_and_a_question_has_its_limits(store: Store
     with pytest.raises(QueryFailedError, match="nothing"):
         await reader.query("SELECT * FROM nothing")
     assert store.fetch_value("SELECT count() FROM raw_runs") == before
+
+
+async def test_the_same_query_is_asked_once_while_it_is_under_way(store: StoreProcess) -> None:
+    reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
+    sql = "SELECT generateUUIDv4() AS id, {a:String} AS a"
+    leaving = asyncio.create_task(reader.query(sql, a="1"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    one, same, other = await asyncio.gather(*(reader.query(sql, a=a) for a in ("1", "1", "2")))
+    assert one == same and one is not same and one[0] is not same[0] and one != other
+    assert await reader.query(sql, a="1") != one, "once it has its answer it is asked anew"
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    failed = await asyncio.gather(*(reader.query("SELECT * FROM nothing") for _ in "12"), return_exceptions=True)
+    assert [type(each) for each in failed] == [QueryFailedError] * 2
 
 
 def test_a_user_who_may_set_nothing_is_sent_nothing() -> None:

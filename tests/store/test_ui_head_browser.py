@@ -102,7 +102,6 @@ def test_curves_are_drawn_over_five_axes_and_the_address_keeps_the_choice(page: 
         xs = places(page)
         assert xs == sorted(xs) and xs[0] == 0
         ends[name] = xs[-1]
-        page.wait_for_function("[...document.querySelectorAll('.chart')].every(one => one.plot)")
         assert page.evaluate(GEOMETRY)["faults"] == []
     assert ends["version"] == 12 and ends["rollouts"] == 12 * 12 and ends["tokens"] > 3000
     assert ends["time"] == pytest.approx((11 * 20 + 3) * 1000), "from the first step's start to the last step's end"
@@ -133,7 +132,6 @@ def test_an_axis_that_is_chosen_while_charts_load_is_the_one_they_end_with(page:
 def test_a_run_of_one_point_has_axes_that_fit_it(page: Any, site: str) -> None:
     open_run(page, site, "one")
     page.locator("#served canvas").wait_for()
-    page.wait_for_function("[...document.querySelectorAll('.chart')].every(one => one.plot)")
     assert page.evaluate(GEOMETRY)["faults"] == []
     spans = page.locator(".chart").evaluate_all(
         "all => all.map(one => [one.plot.scales.x.max - one.plot.scales.x.min, one.plot.series[0].label])"

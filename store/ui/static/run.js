@@ -60,6 +60,7 @@ export function runPage(root, { run, query }, signal) {
     places = { step: placesOn(over, rows, "step"), version: placesOn(over, rows, "version") };
     const stale = [
       ["overview", async () => showOverview(head, await answer("overview"), await ask("run/state", { run_id: run }, signal))],
+      ...boxes.map((item) => [item.box, () => fill(item.box, async () => item.draw(await answer(item.question, item.parameters), places), signal)]),
       ["facts", async () => head.lastChild.replaceChildren(...facts(await answer("summary"), rollouts), ...auditFact(await answer("audit")))],
       ["named", () => named.load(answer("named_rewards"), places)],
       ["rollouts", () => rollouts.load()],
@@ -67,7 +68,6 @@ export function runPage(root, { run, query }, signal) {
       ["seen", () => fleet.seen()],
       ["served", () => fleet.served()],
       ["files", () => files.load()],
-      ...boxes.map((item) => [item.box, () => fill(item.box, async () => item.draw(await answer(item.question, item.parameters), places), signal)]),
     ].filter(([name]) => seen.get(name) !== token);
     const done = await Promise.allSettled(stale.map(async ([name, load]) => { await load(); seen.set(name, token); }));
     const failed = done.find((item) => item.status === "rejected");
