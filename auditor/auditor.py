@@ -35,6 +35,7 @@ from lightningbus.schemas.audits.events import RolloutAudit
 from lightningbus.schemas.codec import DecodeError, decode
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Auditor:
         try:
             return await asyncio.to_thread(make, has_weights=settings.frozen)
         except OSError as error:
-            raise AuditorError(f"model_path: {' '.join(str(error).split())[:200]}") from error
+            raise AuditorError(f"model_path: {shorten_line(str(error), 200)}") from error
 
     async def _on_batch(self, message: Msg) -> None:
         _, _, rest = (message.headers or {}).get(subjects.MSG_ID_HEADER, "").partition(":")
@@ -228,7 +229,7 @@ class Auditor:
         if num_verdicts := self._convictions.num_verdicts:
             status["verdicts"] = num_verdicts
         if self._problem:
-            status["problem"] = self._problem[:200]
+            status["problem"] = shorten_line(self._problem, 200)
         if self._convictions.alert:
             status["alert"] = self._convictions.alert
         return {

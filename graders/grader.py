@@ -31,6 +31,7 @@ from lightningbus.graders.submission import read_request
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.codec import DecodeError
 from lightningbus.schemas.grading import LIVE, GradingRequest
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ class Grader:
         if self._bus.blocked_subjects:
             status["waits_for_room"] = self._bus.blocked_subjects
         if self._problem:
-            status["problem"] = self._problem[:200]
+            status["problem"] = shorten_line(self._problem, 200)
         return {"state": STATE, "status": status}
 
 

@@ -29,6 +29,7 @@ from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.errors import LearnerError, LearnerRestart, as_learner_error
 from lightningbus.learner.publishing.broadcaster import Broadcaster
 from lightningbus.learner.publishing.engine_check_watch import watch_engine_check
+from lightningbus.learner.publishing.pin_watch import PinWatch
 from lightningbus.learner.publishing.publisher import WeightPublisher, needs_full_weights
 from lightningbus.learner.rollouts.capacity import find_shortage
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
@@ -89,6 +90,7 @@ class Learner:
         self._served_version = ServedVersion(settings.model)
         self._broadcaster = Broadcaster(settings, self._nodes.members)
         self._publisher = WeightPublisher(bus, settings, self._full_weights_requested, self._broadcaster)
+        self._pin_watch = PinWatch(bus, settings.model)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._initial_state = LearnerState(run_id=settings.run, model=settings.model)
         self._loop: TrainingLoop | None = None
@@ -122,6 +124,7 @@ class Learner:
                     self._watch_nodes(loop.dispatcher),
                     self._check_teachers(),
                     watch_engine_check(self._bus, self._settings.model, self._publisher, self._nodes),
+                    self._pin_watch.run(self._nodes, lambda: loop.missing_served_version),
                     self._publisher.wait_until_fenced(loop.state.epoch),
                     self._publisher.keep_published(loop.consumer.was_reset),
                     stop.wait(),
@@ -328,7 +331,7 @@ class Learner:
                 status["loss"] = loop.last_metrics["actor/loss"]
             if problem := loop.excluded.streak.problem:
                 status["alert"] = f"learner of {settings.model}: {problem}"
-            if blocker := find_blocker(loop):
+            if blocker := find_blocker(loop, self._pin_watch.describe):
                 status["waits for"] = blocker
             if loop.phase == "waiting" and not self._is_leaving:
                 status["groups"] = f"{len(loop.consumer.groups.ready)}/{settings.groups_per_step}"
@@ -341,11 +344,16 @@ class Learner:
         }
 
 
-def find_blocker(loop: TrainingLoop) -> str:
-    """Say what the loop waits for, other than rollouts; empty if there is nothing."""
+def find_blocker(loop: TrainingLoop, describe_pin: Callable[[int], str] = lambda version: "") -> str:
+    """Say what the loop waits for, other than rollouts; empty if there is nothing.
+
+    ``describe_pin`` returns the pin that keeps nodes below a version, in words.
+    """
     if loop.teachers is not None and loop.teachers.problem and loop.is_waiting_for_scores:
         return f"a teacher: {loop.teachers.problem}"
     if loop.slow_groups.awaited:
         return f"{len(loop.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"
-    version = loop.missing_version if loop.missing_version is not None else loop.dispatcher.missing_version
-    return "" if version is None else f"a node that serves version {version} or a newer one"
+    version = loop.missing_served_version
+    if version is None:
+        return ""
+    return "; ".join(filter(None, (f"a node that serves version {version} or a newer one", describe_pin(version))))

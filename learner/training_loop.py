@@ -212,6 +212,11 @@ class TrainingLoop:
             return True
         return len(ready) - len(waiting) < self.settings.groups_per_step <= len(ready)
 
+    @property
+    def missing_served_version(self) -> int | None:
+        """Version that a node must serve before training or dispatching continues; None: neither waits for one."""
+        return self.missing_version if self.missing_version is not None else self.dispatcher.missing_version
+
     def abandon_replay(self) -> None:
         """Give up repeating steps: their groups are trained as any other."""
         groups = {trained.task_id: trained.group for trained in self.replay.abandon() if trained.group is not None}

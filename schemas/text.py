@@ -1,5 +1,8 @@
 """Functions on untrusted text."""
 
+GAP = " … "
+"""Stands for the words that a shortened line lacks."""
+
 
 def replace_surrogates(text: str) -> str:
     """Join the halves of surrogate pairs, and replace each single half by a question mark.
@@ -21,10 +24,16 @@ def shorten(text: str, limit: int) -> str:
     return replace_surrogates(text)
 
 
-def cut_at_word(text: str, limit: int) -> str:
-    """Put a text on one line of at most ``limit`` characters; a longer one ends after a word, with an ellipsis."""
-    line = " ".join(text.split())
+def shorten_line(text: str, limit: int) -> str:
+    """Put a text on one line of at most ``limit`` characters, encodable as UTF-8; a longer one loses words inside.
+
+    Twice as much is left of its end as of its beginning: an error begins with its kind, and ends with its reason.
+    """
+    line = replace_surrogates(" ".join(text.split()))
     if len(line) <= limit:
         return line
-    words, _, _ = line[: limit - 1].rpartition(" ")
-    return f"{words or line[: limit - 2]} …"
+    room = max(0, limit - len(GAP))
+    begin, end = line[: room // 3], line[len(line) - (room - room // 3) :]
+    begin = begin.rpartition(" ")[0] or begin
+    end = end.partition(" ")[2] or end
+    return f"{begin}{GAP}{end}".strip()

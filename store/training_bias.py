@@ -14,7 +14,7 @@ from lightningbus.alerts.table import (
     NUM_STEPS,
     describe,
 )
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 ERROR_CHARACTERS = 100
 SHARES = """
@@ -104,5 +104,5 @@ def _describe_slow(run: str, of_model: str, num_rollouts: int, share: float, slo
 def _describe_failed(run: str, of_model: str, num_rollouts: int, share: float, error: str) -> str:
     if num_rollouts < MIN_FAILED_ROLLOUTS or share < MAX_FAILED:
         return ""
-    shortened = cut_at_word(error, ERROR_CHARACTERS)
+    shortened = shorten_line(error, ERROR_CHARACTERS)
     return describe("failed_left_out", run=run, of_model=of_model, share=share, error=shortened)

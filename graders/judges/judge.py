@@ -17,6 +17,7 @@ from lightningbus.graders.errors import GraderError, GradingFailedError
 from lightningbus.graders.judges.answer import JudgeAnswer, JudgeCall
 from lightningbus.graders.judges.cache import JudgeCache
 from lightningbus.graders.settings import JudgeSettings
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Judge:
             if response.status in RETRY_STATUS or response.status >= 500:
                 raise UnansweredError(f"status {response.status}")
             if response.status != 200:
-                reason = " ".join(body.decode(errors="replace").split())[:MAX_ERROR_CHARS]
+                reason = shorten_line(body.decode(errors="replace"), MAX_ERROR_CHARS)
                 raise GradingFailedError(f"judge {self.name!r} refuses a request: status {response.status}: {reason}")
         return read_answer(body)
 

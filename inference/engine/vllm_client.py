@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from lightningbus.inference.engine.base import EngineError, EngineRejectedError, EngineUnreachableError
+from lightningbus.schemas.text import shorten_line
 
 CONTROL_TIMEOUT_SECONDS = 120.0
 HEALTH_TIMEOUT_SECONDS = 2.0
@@ -43,7 +44,7 @@ class VllmClient:
             async with self._session.post(self._url + path, json=body, headers=headers, timeout=timeout) as response:
                 text = await response.text()
                 if response.status != 200:
-                    raise EngineRejectedError(f"vLLM answered {response.status} to {path}: {text[:300]}")
+                    raise EngineRejectedError(f"vLLM answered {response.status} to {path}: {shorten_line(text, 300)}")
                 return text
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(f"vLLM does not answer {path}: {error or type(error).__name__}") from error

@@ -21,6 +21,7 @@ from lightningbus.inference.engine.base import EngineError, EngineKilledError
 from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.engine.vllm_command import command, environment
 from lightningbus.inference.settings import InferenceSettings
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -123,4 +124,4 @@ def find_error(log: str) -> str:
     """Find the last error in vLLM's log that does not refer to another one above it; empty: none. Pure."""
     errors = [line.split("] ")[-1].strip() for line in log.splitlines() if "Error" in line]
     causes = [error for error in errors if "See root cause above" not in error] or errors
-    return causes[-1][:MAX_ERROR_CHARS] if causes else ""
+    return shorten_line(causes[-1], MAX_ERROR_CHARS) if causes else ""

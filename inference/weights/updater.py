@@ -40,6 +40,7 @@ from lightningbus.inference.weights.target import WeightTarget
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import encode
 from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.text import shorten_line
 from lightningbus.schemas.weights.events import WeightsActivated
 from lightningbus.schemas.weights.release_policy import is_revoked, is_servable, last_approved_length
 
@@ -266,7 +267,7 @@ class WeightUpdater:
             return
         await self._roll_back(canary, is_kv_cache_tainted)
         if not is_servable(release, manifest):
-            self.problem = f"version {version} was revoked: {result.reason or 'by somebody else'}"[:200]
+            self.problem = shorten_line(f"version {version} was revoked: {result.reason or 'by somebody else'}", 200)
 
     async def _publish_verdict(self, version: int, result: CanaryResult) -> None:
         action: Literal["approved", "revoked"] = "revoked" if result.reason else "approved"

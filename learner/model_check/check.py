@@ -17,7 +17,7 @@ from lightningbus.learner.settings.model_config import read_text_config
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -217,4 +217,4 @@ def _shares_prefixes(engine: EngineSettings, reference: ReferenceModel, rows: Se
 
 
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {cut_at_word(str(error), 200)}"
+    return f"{type(error).__name__}: {shorten_line(str(error), 200)}"

@@ -27,6 +27,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import DecodeError
 from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +255,8 @@ class RolloutConsumer:
         except Exception as error:  # any error: reading it again gives the same
             count_fault(f"span batch {message.sequence} is left out", error)
             metrics.rejected_batches.inc()
-            unreadable = build_unreadable(batch, position, f"cannot be read: {type(error).__name__}: {error}"[:200])
+            reason = shorten_line(f"cannot be read: {type(error).__name__}: {error}", 200)
+            unreadable = build_unreadable(batch, position, reason)
             if unreadable is not None:
                 self._take(unreadable)
 

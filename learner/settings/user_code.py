@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightningbus.schemas.text import shorten_line
+
 MAX_CHARACTERS = 300
 """Characters that are quoted of an error's own text."""
 OUR_PACKAGE = Path(__file__).resolve().parents[1]
@@ -16,8 +18,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 def describe_error(error: Exception, function: Callable[..., Any] | None = None) -> str:
     """Describe an error as ``TypeError: its text (file, line n)``, at the user's line or the function's first."""
-    text = " ".join(str(error).split())
-    text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
+    text = shorten_line(str(error), MAX_CHARACTERS)
     return ": ".join(filter(None, (type(error).__name__, text))) + _describe_place(error, function)
 
 

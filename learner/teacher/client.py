@@ -13,6 +13,7 @@ import numpy as np
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.loss_parts import TeacherSettings
+from lightningbus.schemas.text import shorten_line
 
 AGAIN = (408, 409, 425, 429)
 """Statuses below 500 with which a server asks to try again."""
@@ -106,7 +107,7 @@ class TeacherClient:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TeacherUnreachableError(f"{url}: {error or type(error).__name__}") from error
-        text = data.decode(errors="replace")[:200] if response.status != 200 else ""
+        text = shorten_line(data.decode(errors="replace"), 200) if response.status != 200 else ""
         if response.status >= 500 or response.status in AGAIN:
             raise TeacherUnreachableError(f"{url} answers {response.status}: {text}")
         if response.status in UNSCORABLE:

@@ -17,7 +17,9 @@ from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import DecodeError, decode
 from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.text import shorten_line
 
+MAX_ERROR_CHARS = 120
 COLOURS = {"ok": "green", "preempted": "dim"}
 
 
@@ -96,5 +98,5 @@ def format_line(summary: dict[str, Any]) -> Text:
     text.append(
         f"  reward {reward:<5}  {summary['seconds']:7.3f} s  {summary['calls']:>3} calls  {summary['tokens']:>6} tokens"
     )
-    text.append(f"  {versions:<7}{again}  {summary['error'][:120]}".rstrip())
+    text.append(f"  {versions:<7}{again}  {shorten_line(summary['error'], MAX_ERROR_CHARS)}".rstrip())
     return text

@@ -3,6 +3,7 @@
 `lightningbus.api.blocking` has the same for code without an event loop; ``python -m docs.reference`` writes it.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.run.settings.sources import to_fields
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 
+log = logging.getLogger(__name__)
 NAME = "evaluation"
 """Default name of the run of a model directory or an endpoint."""
 UNUSED_TASKS = ("none",)
@@ -107,9 +109,8 @@ async def aevaluate(
                 live["label"] = label
             async with await aconnect(run, runs=runs) as session:
                 return await session.evaluate(tasks, **live)
-        tasks = tasks if tasks is not None else (file.get("eval") or {}).get("tasks")
         if tasks is None:
-            raise UserError("tasks: give the tasks to answer, or a run file with eval.tasks")
+            tasks = _find_tasks(file.get("eval") or {})
         checked = _build_settings(agent, tasks, model, url, run, options, file)
         assert checked.eval is not None
         name = "" if run is None else label or default_label()
@@ -153,6 +154,18 @@ async def aserve(
             processes.close()
             raise
         return AsyncSession(directory, directory.run_id, None, RunData(directory), runs, processes)
+
+
+def _find_tasks(section: Mapping[str, Any]) -> Any:
+    """Return ``tasks`` of the section ``eval`` of a run file, and warn of its suites; `UserError`: it has no tasks."""
+    names = ", ".join(str(suite.get("name")) for suite in section.get("suites") or () if isinstance(suite, Mapping))
+    advice = "for a suite, give its agent and its tasks, as by `lightningbus evaluate AGENT TASKS -c RUN_FILE`"
+    if section.get("tasks") is None:
+        suites = f"; those of eval.suites ({names}) are for training: {advice}" if names else ""
+        raise UserError(f"tasks: give the tasks to answer, or a run file with eval.tasks{suites}")
+    if names:
+        log.warning("only eval.tasks is evaluated, without eval.suites (%s): %s", names, advice)
+    return section["tasks"]
 
 
 async def _wait_for_failure(stack: LocalStack) -> None:

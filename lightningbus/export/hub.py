@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lightningbus.run.errors import UserError
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 
 def push_to_hub(directory: Path, repo: str, *, is_public: bool) -> str:
@@ -27,6 +27,6 @@ def push_to_hub(directory: Path, repo: str, *, is_public: bool) -> str:
             f"{repo} cannot be uploaded: the Hub answered {status}; {advice}; the model is in {directory}"
         ) from error
     except (HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError, OSError, ValueError) as error:
-        reason = cut_at_word(str(error), 200)
+        reason = shorten_line(str(error), 200)
         raise UserError(f"{repo} cannot be uploaded: {reason}; the model is in {directory}") from error
     return str(address)

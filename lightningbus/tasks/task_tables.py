@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from lightningbus.common.missing_modules import describe_missing_module
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 from lightningbus.tasks.task_source import HUB_PREFIX, TaskSource
 
 MAX_CSV_FIELD_CHARACTERS = 64 * 1024 * 1024
@@ -165,7 +165,7 @@ def _load_dataset(datasets: ModuleType, name: str, source: TaskSource) -> Any:
         return datasets.load_dataset(name, source.config, split=source.split)
     except Exception as error:  # the library raises whatever its builders and its client of the Hub raise
         reason = error.__cause__ or error  # its own words are that an error occurred
-        raise ValueError(f"the data set cannot be loaded: {cut_at_word(str(reason), 300)}") from error
+        raise ValueError(f"the data set cannot be loaded: {shorten_line(str(reason), 300)}") from error
 
 
 def _needed_columns(source: TaskSource, names: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 from lightningbus.trackers.base import Tracker
 from lightningbus.trackers.store_points import STEP_KEY, Point, model_of_step
 
@@ -100,7 +100,7 @@ class Follower(threading.Thread):
             work(*arguments)
         except Exception as error:  # a client of others: training goes on whatever it raises
             if not self._is_failing:
-                reason = cut_at_word(str(error), 200) or type(error).__name__
+                reason = shorten_line(str(error), 200) or type(error).__name__
                 log.warning("tracker %s: %s; its points wait until it answers", self._tracker_name, reason)
             self._is_failing = True
         else:

@@ -10,6 +10,10 @@ from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseHistory
 MAX_DECISIONS: Final = 100
 """Decisions that are kept: far more than there are versions whose files still exist."""
 VERDICTS = ("approved", "revoked")
+EVALUATE_ACTOR: Final = "evaluate"
+"""Actor that pins a version for an evaluation, in the record of decisions."""
+TRAIN_ACTOR: Final = "train:"
+"""Begins the name of a training job that pins a version for its held-out tasks."""
 R = TypeVar("R", bound=ReleaseHistory)
 
 
@@ -76,6 +80,18 @@ def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[
     pinned = {release.pinned} & existing if release.pinned is not None else set()
     kept = {release.kept} & not_revoked if release.kept is not None else set()
     return {*pinned, *kept, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
+
+
+def find_pin(release: ReleaseHistory) -> ReleaseDecision | None:
+    """Return the decision that pinned the version that is pinned now; None: none is, or it is not on record."""
+    if release.pinned is None:
+        return None
+    return next((decision for decision in reversed(release.decisions) if decision.action == "pinned"), None)
+
+
+def is_temporary(pin: ReleaseDecision) -> bool:
+    """Return whether whoever pinned the version unpins it by itself, at the end of an evaluation."""
+    return pin.actor == EVALUATE_ACTOR or pin.actor.startswith(TRAIN_ACTOR)
 
 
 def last_approved_length(release: ReleaseHistory) -> float | None:

@@ -10,7 +10,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
 from lightningbus.common.flat_settings import without_secrets
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, explain_error, settings_for
 
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # what it raises says the same
@@ -96,7 +96,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return cut_at_word(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
+    return shorten_line(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
 
 
 def query_table(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 QueryLimits = Mapping[str, int]
 
@@ -70,5 +70,5 @@ def explain_error(error: Exception) -> str:
         return "the store does not answer any more"
     message = ERROR_SUFFIX.sub("", text.rsplit(EXCEPTION_MARK, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")
     hint = next((HINTS[name] for name in ERROR_NAME.findall(text) if name in HINTS), "")
-    message = cut_at_word(message, 400)
+    message = shorten_line(message, 400)
     return f"{message}: {hint}" if hint else message

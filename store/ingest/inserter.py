@@ -13,6 +13,7 @@ import pyarrow as pa
 from lightningbus.common.aio import run_in_daemon_thread
 from lightningbus.common.backoff import Backoff, RetryPolicy
 from lightningbus.common.observability import metrics, tracing
+from lightningbus.schemas.text import shorten_line
 from lightningbus.store.ingest.batch import InsertBatch
 from lightningbus.store.ingest.insert_errors import Cause, cause_of
 
@@ -48,7 +49,7 @@ class Rejection:
     @classmethod
     def of(cls, error: Exception, is_certain: bool = True) -> "Rejection":
         """Convert an error of the insert, or of building its columns."""
-        return cls(_one_line(error)[:MAX_REASON_CHARS], is_certain)
+        return cls(shorten_line(_one_line(error), MAX_REASON_CHARS), is_certain)
 
 
 class Inserter:
@@ -109,7 +110,7 @@ class Inserter:
             self.problem = ""
             return Rejection.of(error)
         metrics.insert_failures.inc()
-        self.problem = _one_line(error)[:MAX_PROBLEM_CHARS]
+        self.problem = shorten_line(_one_line(error), MAX_PROBLEM_CHARS)
         if num_tries < PATIENCE[cause]:
             return None
         if table not in self._last_rows:

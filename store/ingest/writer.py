@@ -11,6 +11,7 @@ from clickhouse_connect.driver.client import Client
 from lightningbus.bus.client import Bus
 from lightningbus.bus.jetstream.message import Message
 from lightningbus.common.observability import metrics, tracing
+from lightningbus.schemas.text import shorten_line
 from lightningbus.store.ingest.batch import ColumnTypes, DecodedMessage, InsertBatch, build_insert_batch
 from lightningbus.store.ingest.inserter import Insert, Inserter, Rejection
 from lightningbus.store.ingest.rows.row import Row
@@ -129,7 +130,7 @@ class Writer:
             else:
                 self.num_failed_attempts += 1
                 failure = ": ".join(filter(None, (attempt["outcome"], attempt["error"])))
-                self.last_failure = " ".join(failure.split())[:MAX_FAILURE_CHARS]
+                self.last_failure = shorten_line(failure, MAX_FAILURE_CHARS)
 
     def rows_per_second(self) -> float:
         """Measure rows per second over the last ten seconds."""

@@ -1,8 +1,8 @@
 """The questions everybody asks: a file of SQL each, which is a view, and a report that can also ask about the past.
 
 A file has the name of the report and of its view. It begins with its title, what its figures mean, its parameters with
-their defaults and how it is drawn. Its SQL names no database, so a report can put other tables in the place of the exact
-views: those of one run, or as they were at some time.
+their defaults and how it is drawn. Its SQL names no database, so a report can put other tables in the place of the
+exact views: those of one run, or as they were at some time.
 """
 
 import re

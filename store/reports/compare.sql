@@ -1,5 +1,5 @@
 -- title: Comparison of two runs or two versions
--- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. Rewards are those that count in reward_by_version, or those of the name reward. The standard error is over tasks, as in reward_by_version, and its difference is that of the difference of two means, sqrt(a² + b²).
+-- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. Rewards are those that count in reward_by_version, or those of the name reward. The versions of a side are pooled unless version_a or version_b chooses one. The standard error is over tasks: a task that is published again, in another pass or evaluation, is one task. Its difference is that of the difference of two means, sqrt(a² + b²).
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1
@@ -23,7 +23,7 @@ sided AS
         if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
     FROM
     (
-        SELECT o.run_id AS run_id, task_id, outcome = 'ok' AS is_ok, attempt > 1 AS is_retried,
+        SELECT o.run_id AS run_id, replaceRegexpOne(task_id, '@[^@]*$', '') AS question, outcome = 'ok' AS is_ok, attempt > 1 AS is_retried,
             date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, model_seconds, num_calls, response_tokens,
             num_truncated, version,
             multiIf(
@@ -44,19 +44,20 @@ sided AS
 ),
 by_task AS
 (
-    SELECT side, task_id, max(one_version) AS last, argMax((size, size_counted, earned), one_version) AS of_last,
+    SELECT side, question, max(one_version) AS last, groupUniqArrayIf(one_version, one_version >= 0) AS versions,
+        argMax((size, size_counted, earned), one_version) AS of_last,
         sum(size) AS num, sum(size_counted) AS num_counted, sum(earned) AS total, stddevPopMergeState(spreads) AS spread,
         sum(sums.1) AS num_ok, sum(sums.2) AS num_retried, sum(sums.3) AS seconds, sum(sums.4) AS model_seconds,
         sum(sums.5) AS num_calls, sum(sums.6) AS num_tokens, sum(sums.7) AS num_truncated
     FROM
     (
-        SELECT side, task_id, toInt64(ifNull(version, -1)) AS one_version, toFloat64(count()) AS size, toFloat64(count(counted)) AS size_counted,
-            ifNull(sum(counted), 0.) AS earned, stddevPopState(counted) AS spreads,
+        SELECT side, question, toInt64(ifNull(version, -1)) AS one_version, toFloat64(count()) AS size,
+            toFloat64(count(counted)) AS size_counted, ifNull(sum(counted), 0.) AS earned, stddevPopState(counted) AS spreads,
             (countIf(is_ok), countIf(is_retried), sum(seconds), sum(model_seconds), sum(num_calls), sum(response_tokens),
                 sum(num_truncated)) AS sums
-        FROM sided GROUP BY side, task_id, one_version
+        FROM sided GROUP BY side, question, one_version
     )
-    GROUP BY side, task_id
+    GROUP BY side, question
 ),
 metrics AS
 (
@@ -72,7 +73,8 @@ metrics AS
         ('08 mean seconds', sum(seconds) / rollouts), ('09 mean model seconds', sum(model_seconds) / rollouts),
         ('10 mean calls', sum(num_calls) / rollouts), ('11 mean tokens sampled', sum(num_tokens) / rollouts),
         ('12 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
-        ('13 needed another attempt', sum(num_retried) / rollouts), ('14 newest version', toFloat64(nullIf(max(last) AS newest, -1)))
+        ('13 needed another attempt', sum(num_retried) / rollouts), ('14 newest version', toFloat64(nullIf(max(last) AS newest, -1))),
+        ('15 versions', toFloat64(uniqExactArray(versions)))
     ]) AS one, arrayFilter(one -> one.1 = newest AND newest >= 0, groupArray((last, of_last))) AS newest_tasks
     FROM by_task GROUP BY side
 )

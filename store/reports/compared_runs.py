@@ -1,7 +1,10 @@
-"""The two runs of the report ``compare``, each in a store of its own: one question to each, and one table. Pure."""
+"""The two runs of the report ``compare``, each in a store of its own: one question to each, one table, and its notes.
+
+Pure.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from lightningbus.store.reports import ResultTable
@@ -42,6 +45,50 @@ def describe_selection(arguments: Mapping[str, str], side: Side) -> str:
     names = ("mode", "evaluation", "model", f"version_{side}")
     chosen = {"mode": "train"} | {name: arguments[name] for name in names if arguments.get(name)}
     return ", ".join(f"{name}={value}" for name, value in chosen.items())
+
+
+Learners = Mapping[str, Mapping[str, Any]]
+"""Settings of a run's learners, by model; empty where they are not on record."""
+FAILED = {"mask": "left out", "zero": "0"}
+"""What a failed rollout of training counts as, by the setting ``failed_rollouts``."""
+
+
+def list_notes(
+    names: Sequence[str], learners: Sequence[Learners], arguments: Mapping[str, str], compared: ResultTable
+) -> Iterator[str]:
+    """Yield a sentence for each reason why the figures of two runs do not compare like with like.
+
+    ``names`` and ``learners`` are those of run a and of run b, ``compared`` is the table of both.
+    """
+    rewards = [
+        {repr(each["reward"]) if each.get("reward") else "the main one" for each in one.values()} for one in learners
+    ]
+    if not arguments.get("reward") and _differ(rewards):
+        yield f"the runs count different rewards ({_list(names, rewards)}); --param reward=NAME compares one"
+    mode = arguments.get("mode", "train")
+    failed = [{FAILED[each.get("failed_rollouts", "mask")] for each in one.values()} for one in learners]
+    if mode == "train" and _differ(failed):
+        yield (
+            f"the runs count failed rollouts differently ({_list(names, failed)}), see learner.failed_rollouts; "
+            "--param mode=eval compares evaluations, where each counts as 0"
+        )
+    if mode == "eval":
+        rows = [dict(zip(compared[0], row, strict=True)) for row in compared[1]]
+        num_versions = next((row for row in rows if row["figure"] == "versions"), {})
+        for side, name in zip(SIDES, names, strict=True):
+            if (num_versions.get(side) or 0) > 1:
+                yield (
+                    f"{side}, {name}: the evaluations of {num_versions[side]:.0f} versions are pooled; "
+                    f"--param version_{side}=N chooses one"
+                )
+
+
+def _differ(kinds: Sequence[set[str]]) -> bool:
+    return all(kinds) and kinds[0] != kinds[1]
+
+
+def _list(names: Sequence[str], kinds: Sequence[set[str]]) -> str:
+    return ", ".join(f"{name}: {' and '.join(sorted(each))}" for name, each in zip(names, kinds, strict=True))
 
 
 def _add_errors(b: Any, a: Any) -> float | None:

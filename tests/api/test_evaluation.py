@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -12,6 +13,7 @@ from lightningbus.api.evaluation_job import _build_policies
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.options import build_evaluation_job
 from lightningbus.inference.settings import InferenceSettings
+from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.results.run_record import write_record
 from lightningbus.run.run_directory.directory import RunDirectory
@@ -92,6 +94,29 @@ async def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "b" / "job.json").write_text("{")
     with pytest.raises(lb.UserError, match=r"job\.json cannot be read"):
         build_evaluation_job(RunDirectory(tmp_path / "b"), [], {"label": "gsm8k"})
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("is_given", [False, True], ids=["of the file", "given"])
+async def test_suites_of_a_run_file_are_left_out_with_a_word(
+    is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in HELDOUT))
+    monkeypatch.setattr("lightningbus.run.jobs.evaluate_job.run", AsyncMock(return_value={}))
+    suites = [{"name": name, "tasks": f"{name}.jsonl"} for name in ("gsm8k", "format")]
+    file = {"runners": [{"entrypoint": "steady:solve"}], "eval": {"tasks": "heldout.jsonl", "suites": suites}}
+    tasks = HELDOUT if is_given else None
+    await lb.aevaluate("steady:solve", tasks, url="http://127.0.0.1:1/v1", model="m", settings=file)
+    sentence = (
+        "only eval.tasks is evaluated, without eval.suites (gsm8k, format): for a suite, give its agent and its tasks, "
+        "as by `lightningbus evaluate AGENT TASKS -c RUN_FILE`"
+    )
+    assert caplog.messages == ([] if is_given else [sentence])
+    del file["eval"]["tasks"]  # type: ignore[attr-defined]
+    if not is_given:
+        with pytest.raises(UserError, match=r"eval.tasks; those of eval.suites \(gsm8k, format\) are for training"):
+            await lb.aevaluate("steady:solve", url="http://127.0.0.1:1/v1", model="m", settings=file)
 
 
 @pytest.mark.unit

@@ -7,10 +7,10 @@ import pytest
 
 import lightningbus as lb
 from lightningbus.bus.weights.registry import WeightRegistry
-from lightningbus.run.evaluation.pinned_version import find_pin
 from lightningbus.run.processes.stack import LocalStack, child_specs, learner_names, start_stack
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import RunSettings
+from lightningbus.schemas.weights.release_policy import find_pin
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
 from tests.learner.conftest import fitting_model

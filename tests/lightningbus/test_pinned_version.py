@@ -10,16 +10,10 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.held_out import HeldOut, HeldOutSet
-from lightningbus.run.evaluation.pinned_version import (
-    EVALUATE_ACTOR,
-    TRAIN_ACTOR,
-    VersionPins,
-    find_pin,
-    pinned,
-    wait_for_evaluations,
-)
+from lightningbus.run.evaluation.pinned_version import VersionPins, pinned, wait_for_evaluations
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.schemas.weights.release_policy import EVALUATE_ACTOR, TRAIN_ACTOR, find_pin
 from tests.inference.test_updater import publish
 from tests.polling import HANG_SECONDS
 

@@ -127,6 +127,15 @@ def test_each_of_several_learners_has_a_line_and_the_slowest_is_first(
     assert ("model" in text) if is_terminal else ("learner checker waiting v2" in text)
 
 
+def test_rewards_go_on_from_the_steps_of_an_earlier_start() -> None:
+    status = {"step": 4, "steps": 9, "reward": 1.0}
+    fleet = Members([Heartbeat(role="learner", id="l", model="policy", state="waiting", status=status, sent_at_ns=1)])
+    view = LiveView(fleet, "train", Terminal(file=io.StringIO(), width=160))  # type: ignore[arg-type]
+    view._remember()
+    view.add_rewards({"policy": {1: 0.0, 2: 0.5, 4: 0.75}})
+    assert list(view._describe_rewards()) == ["reward by step  ▁▅█  0 to 1, now 1"], "the heartbeat of a step is newer"
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_and_plain_lines_show_the_same(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0

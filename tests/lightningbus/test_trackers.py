@@ -203,9 +203,25 @@ def test_a_file_has_an_object_of_json_a_step_also_after_a_kill_in_the_middle_of_
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
         {"step": 1, "actor/loss": 0.5},
         {"step": 2, "actor/loss": 0.25},
-        {"version": 0, "reward_by_version/eval/greedy/mean_reward": 0.75},
         {"step": 3, "actor/loss": None},
+        {"version": 0, "reward_by_version/eval/greedy/mean_reward": 0.75},
     ]
+
+
+def test_all_rewards_of_a_version_that_are_final_are_one_object_of_a_file(tmp_path: Path) -> None:
+    tracker = JsonlTracker(TrackedRun("small", "abc", tmp_path, {}))
+    series = {"reward_by_version/train/mean_reward": 0.5, "reward_by_name/train/brief/mean_reward": 0.25}
+    for version in (4, 3):
+        for name, reward in series.items():
+            tracker.log("version", version, {name: reward})
+    tracker.flush()
+    later = {"reward_by_version/eval/greedy/mean_reward": 0.75}
+    tracker.log("version", 3, later)
+    tracker.flush()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"version": 3, **series}, {"version": 4, **series}, {"version": 3, **later},
+    ]  # fmt: skip
 
 
 @pytest.mark.integration

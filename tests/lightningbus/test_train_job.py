@@ -1,6 +1,7 @@
 """Which versions a job evaluates, what its results hold, and when it may be resumed."""
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -18,6 +20,8 @@ from typer.testing import CliRunner
 from lightningbus.cli.app import app
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.display.live_view import LiveView
+from lightningbus.run.display.terminal import Terminal
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.held_out import HeldOutSet, build_held_out_request, choose_due_versions
@@ -449,21 +453,42 @@ def test_equal_settings_have_equal_digests(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+def rewarded_steps() -> list[TrainingStep]:
+    """Three steps, each with an eighth more of mean reward."""
+    return [
+        replace(event, metrics={**event.metrics, "reward/mean": event.step / 8})
+        for event in seed_store.run("small", steps=3)
+        if isinstance(event, TrainingStep)
+    ]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("num_starts", [1, 2])
+async def test_the_rewards_on_record_are_in_view_after_a_resume_alone(tmp_path: Path, num_starts: int) -> None:
+    settings, job = job_of(tmp_path)
+    with prepared(tmp_path / "store") as store:
+        seed_store.insert(store.sql, rewarded_steps())
+        fleet, directory = Mock(members=list), RunDirectory(tmp_path / "small").create()
+        for _ in range(num_starts - 1):
+            Results.begin(settings, job.learners, job.eval, None).write(directory.path)
+        view = LiveView(fleet, "train", Terminal(file=io.StringIO(), width=160))
+        stack = Mock(directory=directory, view=view)
+        training = train_job._Training(stack, settings, job.learners, job.eval, None, ())
+        training._client = store.sql
+        await training._show_earlier_rewards()
+    assert view._rewards == ({"policy": {1: 0.125, 2: 0.25, 3: 0.375}} if num_starts > 1 else {})
+
+
 @pytest.mark.integration
 def test_steps_and_the_last_reward_are_counted_while_a_job_runs_and_kept_by_a_resume(tmp_path: Path) -> None:
     settings, job = job_of(tmp_path)
     heldout = job.eval.model_copy(update={"max_reward": 1.5})
     results = Results.begin(settings, job.learners, heldout, None)
     assert results.to_figures()["perfect_reward"] == 1.5, "a setting, under a name that is no measurement's"
-    rewarded = [
-        replace(event, metrics={**event.metrics, "reward/mean": event.step / 8})
-        for event in seed_store.run("small", steps=3)
-        if isinstance(event, TrainingStep)
-    ]
     with prepared(tmp_path / "store") as store:
         results.count_steps(store.sql)
         assert (results.steps, results.reward) == (0, None)
-        seed_store.insert(store.sql, rewarded)
+        seed_store.insert(store.sql, rewarded_steps())
         results.count_steps(store.sql)
     assert (results.steps, results.reward) == (3, 0.375)
     model = results.model

@@ -18,8 +18,9 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes
 from lightningbus.run.evaluation.pass_at_k import estimate_pass_at_k
 from lightningbus.run.results import reward_picture
+from lightningbus.run.results.evaluations_table import EvaluationsTable
 from lightningbus.run.results.results import Results
-from lightningbus.run.results.train_result import evaluations_table, find_warnings
+from lightningbus.run.results.train_result import find_warnings
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.whole_file import write_whole
 from tests.lightningbus.test_train_job import evaluation, job_of
@@ -66,7 +67,7 @@ def test_calls_without_a_price_are_named_with_and_without_a_cost(tmp_path: Path)
 def test_the_table_has_the_own_reward_of_each_model() -> None:
     first = {"label": "greedy", "version": 7, "mean_reward": 0.125, "standard_error": None}
     models = {"checker": {"evaluations": [first]}, "writer": {"evaluations": [{**first, "mean_reward": 0.5}]}}
-    lines = render_text(evaluations_table([evaluation("greedy", 3, 0.5)], models, "writer")).splitlines()
+    lines = render_text(EvaluationsTable([evaluation("greedy", 3, 0.5)], models, "writer")).splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["model", "version", "greedy", "sampled"],
         ["writer", "3", "0.50", "±", "0.10"],
@@ -74,15 +75,31 @@ def test_the_table_has_the_own_reward_of_each_model() -> None:
     ]
 
 
+def test_a_narrow_terminal_has_a_row_for_each_version_and_evaluation() -> None:
+    labels = ["greedy", "sampled", "grade-school-mathematics-greedy", "grade-school-mathematics-sampled"]
+    evaluations = [
+        evaluation(label, version, 0.5).model_copy(update={"interval": (0.25, 0.75)})
+        for version in (0, 12)
+        for label in labels
+    ]
+    table = EvaluationsTable(evaluations, {}, "policy")
+    lines = render_text(table, 80).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["version", "evaluation", "reward"],
+        *([str(each.version), each.label, "0.50", "(0.25", "to", "0.75)"] for each in evaluations),
+    ]
+    assert render_text(table, 120).splitlines()[1].split() == ["version", *labels]
+
+
 def test_the_table_of_one_model_does_not_name_it() -> None:
-    table = render_text(evaluations_table([evaluation("greedy", 3, 0.5)], {"policy": {"evaluations": []}}, "policy"))
+    table = render_text(EvaluationsTable([evaluation("greedy", 3, 0.5)], {"policy": {"evaluations": []}}, "policy"))
     assert "model" not in table and "policy" not in table and "0.50 ± 0.10" in table
 
 
 def test_the_table_has_a_column_for_each_suite_and_for_pass_at_k() -> None:
     passes = estimate_pass_at_k([4, 4], [1, 4])
     suite = evaluation("hard-sampled", 3, 0.25).model_copy(update={"pass_at": passes})
-    lines = render_text(evaluations_table([evaluation("greedy", 3, 0.5), suite], {}, "policy")).splitlines()
+    lines = render_text(EvaluationsTable([evaluation("greedy", 3, 0.5), suite], {}, "policy")).splitlines()
     assert lines[1].split("  ")[-1].strip() == "hard-sampled pass@4"
     assert lines[2].split() == ["3", "0.50", "±", "0.10", "0.25", "±", "0.10", "1.00", "(0.34", "to", "1.00)"]
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -86,6 +86,11 @@ class LiveView:
         self.note = note
         if not self._console.is_terminal:
             self._print(self._headline())
+
+    def add_rewards(self, rewards: Mapping[str, Mapping[int, float]]) -> None:
+        """Add the mean rewards of steps that an earlier start made, by model, then by step."""
+        for model, reward_by_step in rewards.items():
+            self._rewards[model] = {**reward_by_step, **self._rewards.get(model, {})}
 
     def warn(self, sentence: str) -> None:
         """Print a warning, which stays above the live table."""

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from lightningbus.schemas.text import shorten
+from lightningbus.schemas.text import shorten_line
 
-MAX_ERROR_CHARS = 200
+MAX_ERROR_CHARS = 300
 
 
 def describe_failures(outcomes: Iterable[tuple[str, str]]) -> str:
@@ -18,6 +18,6 @@ def describe_failures(outcomes: Iterable[tuple[str, str]]) -> str:
     if not failed:
         return ""
     num_failed, ((outcome, error), most) = failed.total(), failed.most_common(1)[0]
-    reason = f"{outcome}: {shorten(error, MAX_ERROR_CHARS)}" if error else outcome
+    reason = f"{outcome}: {shorten_line(error, MAX_ERROR_CHARS)}" if error else outcome
     often = f" ({most} times)" if most < num_failed else ""
     return f"{num_failed} of {counted.total()} rollouts failed: {reason}{often}"

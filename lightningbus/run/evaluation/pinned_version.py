@@ -14,12 +14,14 @@ from lightningbus.common.aio import first_completed
 from lightningbus.run.errors import UserError
 from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
-from lightningbus.schemas.weights.release_policy import is_servable
+from lightningbus.schemas.weights.release_policy import (
+    EVALUATE_ACTOR,
+    TRAIN_ACTOR,
+    find_pin,
+    is_servable,
+    is_temporary,
+)
 
-EVALUATE_ACTOR = "evaluate"
-"""Actor that pins a version for an evaluation, in the record of decisions."""
-TRAIN_ACTOR = "train:"
-"""Begins the name of a training job that pins a version for its held-out tasks."""
 RECHECK_SECONDS = 5.0
 """Pause between two look-ups of a pin or of versions without a notification: a canary may have approved one."""
 
@@ -39,19 +41,6 @@ async def find_version(registry: WeightRegistry, version: int | None) -> int:
         names = ", ".join(map(str, sorted(set(available))))
         raise UserError(f"nodes cannot load version {version}: it is not on the run's bus any more; these are: {names}")
     return version
-
-
-def find_pin(release: ReleaseState) -> ReleaseDecision | None:
-    """Return the decision that pinned the version that is pinned now; None: none is. Pure."""
-    if release.pinned is None:
-        return None
-    pins = [decision for decision in release.decisions if decision.action == "pinned"]
-    return pins[-1] if pins else None
-
-
-def is_temporary(pin: ReleaseDecision) -> bool:
-    """Return whether whoever pinned the version unpins it by itself, at the end of an evaluation. Pure."""
-    return pin.actor == EVALUATE_ACTOR or pin.actor.startswith(TRAIN_ACTOR)
 
 
 async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -> ReleaseDecision | None:

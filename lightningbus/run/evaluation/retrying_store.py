@@ -9,7 +9,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from lightningbus.bus.fleet.heartbeats import Fleet
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class RetryingStore:
             try:
                 return await asyncio.to_thread(work, self._client)
             except ClickHouseError as error:
-                log.warning("the store cannot be asked: %s", cut_at_word(str(error), 200))
+                log.warning("the store cannot be asked: %s", shorten_line(str(error), 200))
                 await self.wait_for_change()
 
     async def wait_for_change(self) -> None:

@@ -21,7 +21,7 @@ from lightningbus.run.processes.stack import LocalStack, child_specs
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.schemas.fleet import Heartbeat
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 from lightningbus.store.clickhouse.client import StoreUnreachableError, connect, query_row
 from lightningbus.store.settings import StoreSettings
 
@@ -48,7 +48,7 @@ async def start_children(
         client = await asyncio.to_thread(connect, store.url or beat.address, store.database)
         (num_tasks,) = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": settings.name})
     except (StoreUnreachableError, ClickHouseError) as error:
-        raise UserError(f"the store cannot be asked: {cut_at_word(str(error), 300)}") from error
+        raise UserError(f"the store cannot be asked: {shorten_line(str(error), 300)}") from error
     return client, num_tasks
 
 

@@ -42,6 +42,7 @@ from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import COUNTS, UNFINISHED, Results, keep_changes
 from lightningbus.run.results.reward_picture import draw_rewards
 from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
+from lightningbus.run.results.step_rewards import read_step_rewards
 from lightningbus.run.results.train_result import JobResult
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.recorded_settings import record_settings
@@ -165,6 +166,7 @@ class _Training:
             await self._pause.enter_async_context(tasks_paused(self._stack.bus, self._list_consumers()))
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)
+            await self._show_earlier_rewards()
             await self._callbacks.begin(self._client)
             models = self._learners.models
             self._pins = VersionPins(self._stack.bus, results.run, models)
@@ -424,6 +426,13 @@ class _Training:
         if self._results.evaluations and not num_tasks:
             raise UserError(f"the store holds nothing of run {run!r}: name the store that it began with")
         return client
+
+    async def _show_earlier_rewards(self) -> None:
+        if self._results.num_starts > 1:
+            with contextlib.suppress(ClickHouseError):  # the store is being started again
+                self._stack.view.add_rewards(
+                    await asyncio.to_thread(read_step_rewards, self._client, self._results.run)
+                )
 
     async def _wait_until_stored(self) -> None:
         """Wait until everything published has ended, evaluations of others too while somebody takes their tasks.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, Field
 
 from lightningbus.run.machine.checks import PACKAGES
+from lightningbus.schemas.text import shorten_line
 
 GIB = 2**30
 RECORDED = ("lightningbus", *(name for name, (extra, _) in PACKAGES.items() if extra in ("learner", "inference")))
@@ -62,7 +63,7 @@ def read_gpus() -> Gpus:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Gpus(named_by_kernel, problem=str(error))
     if done.returncode:
-        return Gpus(named_by_kernel, problem=" ".join((done.stdout + done.stderr).split())[:200])
+        return Gpus(named_by_kernel, problem=shorten_line(done.stdout + done.stderr, 200))
     rows = [line.rpartition(", ") for line in done.stdout.splitlines() if line]
     return Gpus([name for name, _, _ in rows], rows[0][2] if rows else "")
 

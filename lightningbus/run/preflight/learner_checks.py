@@ -17,7 +17,7 @@ from lightningbus.learner.settings.import_path import is_import_path, resolve_fu
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.memory_check import Target
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 
 def check_functions(learner: LearnerSettings) -> None:
@@ -57,7 +57,7 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
         with torch.device("meta"):
             adapted = get_peft_model(copy.deepcopy(model), make_lora_config(learner, model.config))
     except ValueError as error:
-        raise UserError(f"{learner.model}: lora.target_modules: {cut_at_word(str(error), 200)}") from error
+        raise UserError(f"{learner.model}: lora.target_modules: {shorten_line(str(error), 200)}") from error
     _check(learner, check_targets, adapted)
 
 

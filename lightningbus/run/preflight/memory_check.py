@@ -20,7 +20,7 @@ from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.correction import needs_log_probs
 from lightningbus.run.errors import UserError
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 GIB = 2**30
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -51,7 +51,7 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
         config = AutoConfig.from_pretrained(learner.model_path, local_files_only=True)
         model = read_shape(config, learner.lora.target_modules)
     except (OSError, ValueError) as error:
-        raise UserError(f"{learner.model_path} holds no model: {cut_at_word(str(error), 200)}") from error
+        raise UserError(f"{learner.model_path} holds no model: {shorten_line(str(error), 200)}") from error
     has_gpu, capacity = _capacity(target)
     how = training_shape(learner, target.num_ranks, has_gpu)
     share = sum(_engine_bytes(node, model, has_gpu, capacity) for node in nodes)

@@ -10,7 +10,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.learner_checks import check_adapters
 from lightningbus.run.settings.hub_models import describe_missing_model, has_model
-from lightningbus.schemas.text import cut_at_word
+from lightningbus.schemas.text import shorten_line
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the names of architectures that generate text."""
@@ -32,7 +32,7 @@ def check_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no model with a tokenizer: {cut_at_word(str(error), 200)}") from error
+        raise UserError(f"{path} holds no model with a tokenizer: {shorten_line(str(error), 200)}") from error
     _check_tokenizer(path, tokenizer, config.get_text_config().vocab_size)
     if learners or any(node.frozen for node in nodes):
         _check_weights(path)
@@ -65,7 +65,7 @@ def make_empty_model(path: Path) -> tuple[Any, Any]:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no model: {cut_at_word(str(error), 200)}") from error
+        raise UserError(f"{path} holds no model: {shorten_line(str(error), 200)}") from error
     auto_class: Any = AutoModelForImageTextToText if _has_images(config) else AutoModelForCausalLM
     if type(config) not in auto_class._model_mapping and not hasattr(config, "auto_map"):
         raise UserError(
@@ -76,7 +76,7 @@ def make_empty_model(path: Path) -> tuple[Any, Any]:
         with torch.device("meta"):
             model = auto_class.from_config(config)
     except Exception as error:  # a model's code may raise anything
-        raise UserError(f"{path} holds no model that can be made: {cut_at_word(str(error), 200)}") from error
+        raise UserError(f"{path} holds no model that can be made: {shorten_line(str(error), 200)}") from error
     _check_architecture(path, config, model)
     return config, model
 

@@ -15,6 +15,7 @@ from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS
+from lightningbus.schemas.text import shorten_line
 
 ADVICE = {
     "--tool-call-parser": "set inference.tool_parser, which says how the model writes that it calls a tool",
@@ -90,7 +91,7 @@ def explain(status: int, text: str) -> str:
         message = str(json.loads(text)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         message = text
-    message = " ".join(message.split()).rstrip(".")[:300]
+    message = shorten_line(message, 300).rstrip(".")
     advice = next((advice for words, advice in ADVICE.items() if words in message), "")
     return f"vLLM answers {status}: {message}" + (f"; {advice}" if advice else "")
 

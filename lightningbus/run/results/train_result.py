@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from lightningbus.run.display.terminal import render_html, render_text
 from lightningbus.run.evaluation.evaluation import Evaluation, describe_pass_notes
-from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.results.best_version import find_best
+from lightningbus.run.results.evaluations_table import EvaluationsTable
 from lightningbus.run.results.reward_picture import PICTURE
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.store.reports.interval import format_mean
 
 FEW_TRAINED, MAX_REASONS = 0.5, 3
 """Share of trained rollouts below which reasons are named, and the most reasons to name."""
@@ -72,7 +70,7 @@ class JobResult:
             for command in RunDirectory(self.directory).list_export_commands()
         ]
         tables = (
-            [evaluations_table(self.evaluations, figures.get("models", {}), figures.get("model", ""))]
+            [EvaluationsTable(self.evaluations, figures.get("models", {}), figures.get("model", ""))]
             if self.evaluations
             else []
         )
@@ -103,44 +101,3 @@ def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
         often = sorted(excluded.items(), key=lambda each: -each[1])[:MAX_REASONS]
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in often)
         yield f"{share:.2%} of the training rollouts were trained on; left out: {reasons or 'nothing says why'}"
-
-
-def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], main: str) -> Table:
-    """Build a table of held-out rewards: a row for each weight version and versions of optimised prompts.
-
-    It has a column for each way of sampling and each suite, and one for pass@k where tasks have several answers.
-    ``models``: with several, each has rows with the reward that it is trained on. ``main``: the model of
-    ``evaluations``.
-    """
-    table = Table(title="held-out reward (95 % interval)", title_style="bold", box=None, header_style="bold")
-    has_prompts, has_models = any(each.prompt_versions for each in evaluations), len(models) > 1
-    labels = list(dict.fromkeys([*SAMPLINGS, *(column for each in evaluations for column in _format_cells(each))]))
-    for column in (*(["model"] if has_models else []), "version", *(["prompts"] if has_prompts else []), *labels):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    means = {
-        (main, each.version, _format_prompts(each), column): cell
-        for each in evaluations
-        for column, cell in _format_cells(each).items()
-    }
-    for model, figures in models.items() if has_models else ():
-        for each in figures.get("evaluations", ()) if model != main else ():
-            mean = format_mean(each["mean_reward"], each["standard_error"], each.get("interval"))
-            means[model, each["version"], "", each["label"]] = mean
-    order = sorted(means, key=lambda each: (each[0] != main, each))
-    for model, version, prompts in dict.fromkeys(key[:3] for key in order):
-        columns = [*([model] if has_models else []), str(version), *([prompts] if has_prompts else [])]
-        table.add_row(*columns, *(means.get((model, version, prompts, label), "") for label in labels))
-    return table
-
-
-def _format_cells(evaluation: Evaluation) -> dict[str, str]:
-    """Format the mean reward and, where tasks have several answers, pass@k of the largest k; by column."""
-    cells = {evaluation.label: evaluation.format_mean()}
-    k = max(evaluation.pass_at, default=1)
-    if k > 1:
-        cells[f"{evaluation.label} pass@{k}"] = str(evaluation.pass_at[k])
-    return cells
-
-
-def _format_prompts(evaluation: Evaluation) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(evaluation.prompt_versions.items()))

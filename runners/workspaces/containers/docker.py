@@ -17,6 +17,7 @@ from yarl import URL
 from lightningbus.runners.workspaces.containers.api_errors import ConflictError, NotFoundError, build_refusal
 from lightningbus.runners.workspaces.containers.engine import LABEL, LEFTOVER_SECONDS, ContainerSpec
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
+from lightningbus.schemas.text import shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class DockerEngine:
             raise WorkspaceRefusedError(f"there is no image {image}: {error}") from error
         last = progress if isinstance(progress, dict) else _last_object(str(progress or ""))
         if reason := last.get("error"):
-            raise WorkspaceFailedError(f"the image {image} cannot be pulled: {str(reason)[:300]}")
+            raise WorkspaceFailedError(f"the image {image} cannot be pulled: {shorten_line(str(reason), 300)}")
 
     async def _sweep(self) -> None:
         """Remove containers that do not run and are not about to; one that runs ends with its runner by itself."""

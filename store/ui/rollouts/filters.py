@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightningbus.schemas.text import shorten_line
 from lightningbus.store.ui.queries import MODEL_VERSION
 from lightningbus.store.ui.rollouts.queries import LABELS, TOOL_ATTEMPTS
 from lightningbus.store.ui.rollouts.task_card import describe_task
@@ -11,6 +12,7 @@ from lightningbus.store.ui.rollouts.task_card import describe_task
 PAGE_SIZE = 50
 INPUT_CHARS = 4000
 """Characters of a task's input that are read for the list."""
+MAX_ERROR_CHARS = 200
 GIST_CHARS = 160
 """Characters of a question or an answer in the list."""
 REWARD_PART = "if({part:String} = '', reward, if(mapContains(rewards, {part:String}), rewards[{part:String}], NULL))"
@@ -59,7 +61,7 @@ FROM rollouts WHERE {conditions} ORDER BY {sort}, rollout_id LIMIT {limit:UInt32
 """
 ROLLOUTS = """
 SELECT rollout_id, execution_id, task_id, mode, evaluation, agent, attempt, outcome, reward, rewards,
-    substring(error, 1, 200) AS error, num_calls, prompt_tokens, response_tokens,
+    error, num_calls, prompt_tokens, response_tokens,
     min_weight_version, max_weight_version, newest_versions,
     runner, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds,
     greatest(0., date_diff('microsecond', enqueued_at, started_at) / 1e6) AS queue_seconds,
@@ -117,7 +119,7 @@ def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
 
 
 def add_excerpts(rows: Sequence[dict[str, Any]], excerpts: Sequence[Mapping[str, Any]]) -> None:
-    """Add ``question`` and ``answer`` to rows, one short line each; ``excerpts`` are rows of `EXCERPTS`."""
+    """Add ``question`` and ``answer`` to rows, and shorten ``error``; ``excerpts`` are rows of `EXCERPTS`."""
     calls = {(excerpt["rollout_id"], excerpt["execution_id"]): excerpt for excerpt in excerpts}
     inputs = {excerpt["rollout_id"]: excerpt["input"] for excerpt in excerpts if not excerpt["execution_id"]}
     for row in rows:
@@ -125,6 +127,7 @@ def add_excerpts(rows: Sequence[dict[str, Any]], excerpts: Sequence[Mapping[str,
         call = calls.get((row["rollout_id"], row["execution_id"]), {"request": "", "answer": ""})
         row["question"] = _shorten(described["question"] or ", ".join(described["fields"].values()) or call["request"])
         row["answer"] = _shorten(call["answer"])
+        row["error"] = shorten_line(row["error"], MAX_ERROR_CHARS)
 
 
 def _shorten(text: str) -> str:

@@ -20,14 +20,20 @@ from lightningbus.cli.commands.manage.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, RunBusOption, check_names, run_async
 from lightningbus.cli.output import print_result
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.pinned_version import find_pin, is_temporary
 from lightningbus.run.run_data.model_choice import choose_model_on_bus
 from lightningbus.run.run_data.run_bus import WEIGHT_STREAMS, open_bus
 from lightningbus.run.run_directory.discovery import BUS_VARIABLE, connect
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
-from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, is_servable, latest_verdict
+from lightningbus.schemas.weights.release_policy import (
+    find_pin,
+    is_pending_canary,
+    is_revoked,
+    is_servable,
+    is_temporary,
+    latest_verdict,
+)
 
 if TYPE_CHECKING:
     from lightningbus.run.results.results import Results

@@ -28,10 +28,12 @@ from lightningbus.store.reports import Report, ResultTable
 from lightningbus.store.reports.compared_runs import (
     COMPARISON,
     SIDES,
+    Learners,
     Side,
     choose_side,
     describe_selection,
     join_sides,
+    list_notes,
 )
 
 MAX_ROWS = 1000
@@ -151,21 +153,18 @@ def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, st
         return answer
 
     compared = join_sides(ask_side("a"), ask_side("b"), " : ".join(names))
-    rewards = [_read_rewards(name) for name in names]
-    if not arguments.get("reward") and all(rewards) and rewards[0] != rewards[1]:
-        each = ", ".join(f"{name}: {' and '.join(sorted(kinds))}" for name, kinds in zip(names, rewards, strict=True))
-        print(f"warning: the runs count different rewards ({each}); --param reward=NAME compares one", file=sys.stderr)
+    for note in list_notes(names, [_read_learners(name) for name in names], arguments, compared):
+        print(f"warning: {note}", file=sys.stderr)
     return compared
 
 
-def _read_rewards(run: str) -> set[str]:
-    """Read the rewards that the learners of a run here train on; empty where that is not on record."""
+def _read_learners(run: str) -> Learners:
+    """Read the settings of the learners of a run here, by model; empty where they are not on record."""
     directory = find_named_run(run)
     try:
-        learners = directory.read_learners() if directory is not None else {}
+        return directory.read_learners() if directory is not None else {}
     except BusError:  # its record is damaged, and its store may be whole
-        return set()
-    return {repr(each["reward"]) if each.get("reward") else "the main one" for each in learners.values()}
+        return {}
 
 
 def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
