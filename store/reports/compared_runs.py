@@ -40,11 +40,17 @@ def join_sides(a: ResultTable, b: ResultTable, names: str) -> ResultTable:
     return columns, rows
 
 
-def describe_selection(arguments: Mapping[str, str], side: Side) -> str:
-    """Describe which rollouts of a run are compared, as ``mode=eval, version_b=7``."""
+def describe_selection(arguments: Mapping[str, str], side: Side, evaluations: Sequence[str] = ()) -> str:
+    """Describe which rollouts of a run are compared, as ``mode=eval, version_b=7``.
+
+    ``evaluations`` are those of the run: where none of them is chosen, the text names them.
+    """
     names = ("mode", "evaluation", "model", f"version_{side}")
     chosen = {"mode": "train"} | {name: arguments[name] for name in names if arguments.get(name)}
-    return ", ".join(f"{name}={value}" for name, value in chosen.items())
+    text = ", ".join(f"{name}={value}" for name, value in chosen.items())
+    if chosen["mode"] != "eval" or chosen.get("evaluation") in evaluations or not evaluations:
+        return text
+    return f"{text}: choose one by --param evaluation=NAME; there are {', '.join(evaluations)}"
 
 
 Learners = Mapping[str, Mapping[str, Any]]

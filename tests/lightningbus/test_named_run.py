@@ -25,6 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         directory.store.rmdir()
         with prepared(directory.store) as store:
             seed_store.insert(store.sql, seed_store.run(name, steps=2, groups=num_groups))
+            seed_store.insert(store.sql, seed_store.evaluations(name, (0, 2), num_tasks=4), first=50_000)
     return place
 
 
@@ -91,6 +92,14 @@ def test_two_runs_are_compared_each_in_its_own_store(place: Path) -> None:
     [
         (("first", "secnd"), "there is no run 'secnd' here or in the store of run second; did you mean 'second'?"),
         (("first", "second", "--param", "version_b=9"), "run 'second' has no rollouts with mode=train, version_b=9"),
+        (
+            ("first", "second", "--param", "reward=corect"),
+            "run 'first' has no reward 'corect': did you mean 'correct'?",
+        ),
+        (
+            ("first", "second", "--param", "mode=eval"),
+            "no rollouts with mode=eval: choose one by --param evaluation=NAME; there are greedy, sampled",
+        ),
         (("first", "second", "--run", "third"), "--run: report compare is about first and second: leave --run out"),
         (("first", "second", "third"), "report compare takes only a and b without --param, not 'third'"),
     ],

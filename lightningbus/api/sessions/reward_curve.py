@@ -12,9 +12,8 @@ from clickhouse_connect.driver.client import Client
 from lightningbus.api.sessions.queries import load_table
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.user_errors import require_package
-from lightningbus.common.name_suggestions import suggest_name
-from lightningbus.run.errors import UserError
 from lightningbus.run.results.plot import Points, draw_curves
+from lightningbus.run.run_data.run_names import check_reward
 from lightningbus.store.reports.merged_points import merge_thin_points
 
 TRAINING = """
@@ -26,7 +25,6 @@ SELECT model, evaluation, version, rollouts, mean_reward, standard_error FROM {p
 WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY model, evaluation, version
 """
 NAMED_POINTS = "(SELECT * FROM reward_by_name WHERE name = {reward:String})"
-NAMES = "SELECT DISTINCT name FROM reward_by_name WHERE run_id = {run_id:String} ORDER BY name"
 FIGURE: Mapping[str, Any] = {"figsize": (7, 3.6), "layout": "constrained"}
 """Size in inches and layout of a picture."""
 
@@ -50,10 +48,8 @@ class RewardCurve:
         Raises `UserError` where no rollout has a reward of that name.
         """
         values = {"run_id": run, "reward": reward}
-        if reward and reward not in (names := [row[0] for row in client.query(NAMES, parameters=values).result_rows]):
-            raise UserError(
-                f"run {run!r} has no reward {reward!r}: " + (suggest_name(reward, names) or ", ".join(names) or "none")
-            )
+        if reward:
+            check_reward(client, run, reward)
         points = NAMED_POINTS if reward else "reward_by_version"
         training, evaluations = (
             load_table(client, sql.replace("{points}", points), values, title)

@@ -1,4 +1,4 @@
-"""Checks that the store knows a run or a model, with names near one that it does not know."""
+"""Checks that the store knows a run, a model, a reward or an evaluation, with names near one that it does not know."""
 
 from clickhouse_connect.driver.client import Client
 
@@ -15,6 +15,10 @@ UNION DISTINCT SELECT DISTINCT run_id FROM tasks
 MODELS = """
 SELECT DISTINCT model FROM weight_versions WHERE {run_id:String} IN ('', run_id)
 UNION DISTINCT SELECT DISTINCT model FROM model_calls WHERE {run_id:String} IN ('', run_id)
+"""
+REWARDS = "SELECT DISTINCT name FROM reward_by_name WHERE run_id = {run_id:String} ORDER BY name"
+EVALUATIONS = """
+SELECT DISTINCT evaluation FROM rollouts WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY evaluation
 """
 
 
@@ -68,3 +72,16 @@ def check_model(client: Client, run: str, model: str) -> None:
     names = sorted(row[0] for row in client.query(MODELS, parameters={"run_id": run}).result_rows if row[0])
     if names and model not in names:
         raise UserError(f"--model: there is no model {model!r}; there are: {', '.join(names)}")
+
+
+def check_reward(client: Client, run_id: str, reward: str) -> None:
+    """Raise `UserError`, with the nearest name or those there are, for a named reward that no rollout has. Blocks."""
+    names = [row[0] for row in client.query(REWARDS, parameters={"run_id": run_id}).result_rows]
+    if reward not in names:
+        hint = suggest_name(reward, names) if names else "none of its rewards has a name"
+        raise UserError(f"run {run_id!r} has no reward {reward!r}: {hint or ', '.join(names)}")
+
+
+def list_evaluations(client: Client, run_id: str) -> list[str]:
+    """List the names of the evaluations of a run. Blocks."""
+    return [row[0] for row in client.query(EVALUATIONS, parameters={"run_id": run_id}).result_rows]

@@ -81,7 +81,7 @@ def report(
 ) -> None:
     """Answer the usual questions about a run. Each report is also an SQL view."""
     with require_extra("store"):
-        from lightningbus.run.run_data.run_names import check_model, find_stored_run
+        from lightningbus.run.run_data.run_names import check_model, check_reward, find_stored_run, list_evaluations
         from lightningbus.store.reports import REPORTS
         from lightningbus.store.reports.interval import add_intervals
     if html is not None:
@@ -118,9 +118,15 @@ def report(
             values = choose_side(arguments, side, run_id) if side is not None else arguments
             if model:
                 check_model(client, run_id, model)
+            if side is not None and arguments.get("reward"):
+                check_reward(client, run_id, arguments["reward"])
             until = _moment(client, as_of, run_id, model) if as_of is not None else None
             bound = definition.values(values, run_id) | ({"model": model} if of_model else {})
-            return add_intervals(run_query(client, definition.query(database, most, of_model, until), **bound))
+            table = add_intervals(run_query(client, definition.query(database, most, of_model, until), **bound))
+            if side is not None and not table[1]:
+                selection = describe_selection(arguments, side, list_evaluations(client, run_id))
+                raise UserError(f"run {run!r} has no rollouts with {selection}")
+            return table
 
         return with_sql_client(sql, database, answer, run)
 
@@ -145,14 +151,8 @@ def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, st
     if run and run not in names:
         raise UserError(f"--run: report compare is about {' and '.join(names)}: leave --run out")
 
-    def ask_side(side: Side) -> ResultTable:
-        run = arguments[side]
-        answer = ask(run, side)
-        if not answer[1]:
-            raise UserError(f"run {run!r} has no rollouts with {describe_selection(arguments, side)}")
-        return answer
-
-    compared = join_sides(ask_side("a"), ask_side("b"), " : ".join(names))
+    a, b = (ask(arguments[side], side) for side in SIDES)
+    compared = join_sides(a, b, " : ".join(names))
     for note in list_notes(names, [_read_learners(name) for name in names], arguments, compared):
         print(f"warning: {note}", file=sys.stderr)
     return compared
