@@ -67,12 +67,12 @@ def list_notes(
     ``names`` and ``learners`` are those of run a and of run b, ``compared`` is the table of both.
     """
     rewards = [
-        {repr(each["reward"]) if each.get("reward") else "the main one" for each in one.values()} for one in learners
+        {repr(each["reward"]) if each.get("reward") else "the main one" for each in run.values()} for run in learners
     ]
     if not arguments.get("reward") and _differ(rewards):
         yield f"the runs count different rewards ({_list(names, rewards)}); --param reward=NAME compares one"
     mode = arguments.get("mode", "train")
-    failed = [{FAILED[each.get("failed_rollouts", "mask")] for each in one.values()} for one in learners]
+    failed = [{FAILED[each.get("failed_rollouts", "mask")] for each in run.values()} for run in learners]
     if mode == "train" and _differ(failed):
         yield (
             f"the runs count failed rollouts differently ({_list(names, failed)}), see learner.failed_rollouts; "

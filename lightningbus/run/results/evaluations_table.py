@@ -1,4 +1,4 @@
-"""The held-out rewards of a job as a table, which fits the width of the terminal. Pure."""
+"""The held-out rewards of a job as a table, which fits the width of the terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -62,8 +62,8 @@ class EvaluationsTable:
         table = self._start_table()
         table.add_column("evaluation", overflow="fold")
         table.add_column("reward", justify="right", no_wrap=True)
-        for (*row, label), cell in self._cells.items():
-            table.add_row(*self._format_row(*row), label, cell)
+        for (model, version, prompts, label), cell in self._cells.items():
+            table.add_row(*self._format_row(model, version, prompts), label, cell)
         return table
 
     def _start_table(self) -> Table:
