@@ -96,6 +96,8 @@ class Report:
     body: str
     parameters: tuple[Parameter, ...]
     plot: Plot | None
+    is_by_model: bool
+    """Whether its rows have the column ``model``."""
 
     @property
     def view(self) -> str:
@@ -106,11 +108,6 @@ class Report:
                 value = parameter.default if parameter.kind != "String" else f"'{parameter.default}'"
                 body = body.replace(f"{{{parameter.name}:{parameter.kind}}}", value)
         return f"CREATE OR REPLACE VIEW {{database}}.{self.name}{{on_cluster}} AS\n{body}"
-
-    @property
-    def is_by_model(self) -> bool:
-        """Whether its rows have the column ``model``."""
-        return BY_MODEL.search(self.body) is not None
 
     @property
     def required(self) -> tuple[Parameter, ...]:
@@ -173,9 +170,10 @@ def _parse_report(name: str, text: str) -> Report:
             header[match[1]] = match[2]
     plot = _parse_plot(header["plot"]) if "plot" in header else None
     body = "\n".join(lines).strip()
+    is_by_model = BY_MODEL.search(body) is not None
     for placeholder, sql in PLACEHOLDERS.items():
         body = body.replace(placeholder, sql)
-    return Report(name, header["title"], header["about"], body, tuple(parameters), plot)
+    return Report(name, header["title"], header["about"], body, tuple(parameters), plot, is_by_model)
 
 
 def _parse_plot(text: str) -> Plot:

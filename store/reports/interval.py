@@ -16,7 +16,9 @@ Interval = tuple[float, float]
 def estimate_interval(
     mean: float | None, standard_error: float | None, num_tasks: int, num_rollouts: int, *, is_success_rate: bool
 ) -> Interval | None:
-    """Return the bounds of the 95 % confidence interval of a mean reward; None where a single task gives none.
+    """Return the bounds of the 95 % confidence interval of a mean reward; None where its tasks tell nothing of the spread.
+
+    They do not where there is one alone, or where all have the same mean and it is no success rate.
 
     A success rate, whose rewards are all 0 or 1, has the Wilson score interval (Wilson 1927,
     doi:10.1080/01621459.1927.10502953): it stays within 0 and 1, and has a width where all answers are right. Answers
@@ -26,8 +28,7 @@ def estimate_interval(
     if mean is None or num_tasks < 1:
         return None
     if not is_success_rate:
-        half = NORMAL_95 * standard_error if standard_error is not None else None
-        return None if half is None else (mean - half, mean + half)
+        return (mean - NORMAL_95 * standard_error, mean + NORMAL_95 * standard_error) if standard_error else None
     mean = min(max(mean, 0.0), 1.0)
     variance = mean * (1 - mean)
     effective = variance / standard_error**2 if standard_error else 0.0

@@ -40,6 +40,7 @@ def test_answers_to_one_task_that_agree_count_once() -> None:
 def test_another_mean_has_its_standard_errors_to_each_side() -> None:
     assert estimate_interval(3.0, 0.5, 9, 9, is_success_rate=False) == pytest.approx((2.02, 3.98), abs=1e-4)
     assert estimate_interval(3.0, None, 1, 4, is_success_rate=False) is None
+    assert estimate_interval(0.5, 0.0, 32, 64, is_success_rate=False) is None, "equal rewards tell no spread"
     assert estimate_interval(None, None, 0, 0, is_success_rate=True) is None
 
 

@@ -243,7 +243,7 @@ def test_results_have_held_out_rewards_of_each_model(store: StoreProcess) -> Non
     actual = read_evaluations(store.sql, RUN, SAMPLINGS)
     for model, rows in ask(store, "reward_by_version").items():
         expected = [
-            (row["evaluation"], row["version"], round(row["mean_reward"], 4), row["standard_error"])
+            (row["evaluation"], row["version"], row["mean_reward"], row["standard_error"])
             for row in rows
             if row["mode"] == "eval"
         ]

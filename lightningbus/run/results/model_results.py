@@ -89,8 +89,6 @@ def read_evaluations(client: Client, run: str, labels: Collection[str]) -> dict[
     evaluations: dict[str, list[ModelEvaluation]] = defaultdict(list)
     for model, label, version, mean, error, tasks, rollouts, is_success_rate in rows:
         interval = estimate_interval(mean, error, tasks, rollouts, is_success_rate=bool(is_success_rate))
-        each = ModelEvaluation(
-            label=label, version=version, mean_reward=round(mean, 4), standard_error=error, interval=interval
-        )
+        each = ModelEvaluation(label=label, version=version, mean_reward=mean, standard_error=error, interval=interval)
         evaluations[model].append(each)
     return dict(evaluations)

@@ -54,7 +54,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[VALUES]...",
-            help="values of the report's parameters without a default, in order: `report compare first second`",
+            help="values of the report's only parameter or of those without a default: `report compare first second`",
             show_default=False,
         ),
     ] = None,
@@ -194,13 +194,14 @@ def _format_parameters(parameters: Any) -> list[str]:
 
 def _parse_arguments(report: Report, values: Sequence[str], pairs: Sequence[str]) -> dict[str, str]:
     """Return the arguments of a report by name; raises `UserError` for a missing, unknown, wrong or surplus one."""
-    required = [parameter.name for parameter in report.required]
-    if len(values) > len(required):
+    has_one = len(report.parameters) == 1
+    positional = [parameter.name for parameter in (report.parameters if has_one else report.required)]
+    if len(values) > len(positional):
         wanted = (
-            f"only {' and '.join(required)} without --param" if required else "its parameters by --param NAME=VALUE"
+            f"only {' and '.join(positional)} without --param" if positional else "its parameters by --param NAME=VALUE"
         )
-        raise UserError(f"report {report.name} takes {wanted}, not {values[len(required)]!r}")
-    arguments = dict(zip(required, values, strict=False))
+        raise UserError(f"report {report.name} takes {wanted}, not {values[len(positional)]!r}")
+    arguments = dict(zip(positional, values, strict=False))
     for text in pairs:
         name, mark, value = text.partition("=")
         if not mark:
