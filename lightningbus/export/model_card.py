@@ -145,10 +145,10 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
         bounds = each.interval or estimate_interval(
             each.mean_reward, each.standard_error, each.num_tasks, each.rollouts, is_success_rate=False
         )  # the results of an older version have none
-        if each.version == facts.manifest.version and bounds is not None:
-            low, high = bounds
-            interval = f"{each.mean_reward:.4f} (95 % interval {low:.4f} to {high:.4f}, {each.num_tasks} tasks)"
-            rows[f"held-out reward, {each.label}"] = interval
+        if each.version == facts.manifest.version:
+            interval = f"95 % interval {bounds[0]:.4f} to {bounds[1]:.4f}, " if bounds is not None else ""
+            name = f"held-out reward, {_describe_evaluation(each)}"
+            rows[name] = f"{each.mean_reward:.4f} ({interval}{each.num_tasks} tasks)"
     if facts.base_digest:
         rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
     if facts.recorded_base_digest not in ("", facts.base_digest):
@@ -189,9 +189,19 @@ def _results(facts: CardFacts) -> list[str]:
     return ["## Results", "Rewards of evaluations, on the tasks that the run held out.", "\n".join(table), *notes]
 
 
+def _describe_evaluation(evaluation: Evaluation) -> str:
+    return evaluation.label + (f", by `{evaluation.reward}`" if evaluation.reward else "")
+
+
 def _row(evaluation: Evaluation) -> str:
     error = f"{evaluation.standard_error:.4f}" if evaluation.standard_error is not None else ""
-    cells = (evaluation.version, evaluation.label, f"{evaluation.mean_reward:.4f}", error, evaluation.num_tasks)
+    cells = (
+        evaluation.version,
+        _describe_evaluation(evaluation),
+        f"{evaluation.mean_reward:.4f}",
+        error,
+        evaluation.num_tasks,
+    )
     return "".join(f"| {cell} " for cell in cells) + "|"
 
 

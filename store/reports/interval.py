@@ -16,9 +16,9 @@ Interval = tuple[float, float]
 def estimate_interval(
     mean: float | None, standard_error: float | None, num_tasks: int, num_rollouts: int, *, is_success_rate: bool
 ) -> Interval | None:
-    """Return the bounds of the 95 % confidence interval of a mean reward; None where its tasks tell nothing of the spread.
+    """Return the bounds of the 95 % confidence interval of a mean reward; None where nothing tells how it varies.
 
-    They do not where there is one alone, or where all have the same mean and it is no success rate.
+    That is so of a single task, and of tasks that all have the same mean, which is no success rate.
 
     A success rate, whose rewards are all 0 or 1, has the Wilson score interval (Wilson 1927,
     doi:10.1080/01621459.1927.10502953): it stays within 0 and 1, and has a width where all answers are right. Answers

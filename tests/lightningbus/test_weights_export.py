@@ -86,12 +86,13 @@ class Run:
         """The keys of a role."""
         return Credentials.read(self.directory / "credentials", role)
 
-    def add_evaluation(self, label: str, version: int, mean_reward: float) -> None:
+    def add_evaluation(self, label: str, version: int, mean_reward: float, **fields: Any) -> None:
         """What a training job writes when an evaluation has ended."""
+        fields = {"standard_error": 0.1, **fields}
         self.results.add_evaluation(
             Evaluation(
-                label=label, version=version, versions={"policy": version}, mean_reward=mean_reward, standard_error=0.1,
-                num_tasks=2, rollouts=2, ok=2, seconds=1.0,
+                label=label, version=version, versions={"policy": version}, mean_reward=mean_reward,
+                num_tasks=2, rollouts=2, ok=2, seconds=1.0, **fields,
             )
         )  # fmt: skip
         self.results.write(self.directory)
@@ -271,6 +272,7 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
             weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], 1 + version)
             await publisher.publish(run.write(weights), version=version, epoch=1, step=version)
             run.add_evaluation("sampled", version, reward)
+            run.add_evaluation("hard-greedy", version, 0.5, standard_error=0.0, reward="both")
             best = find_best(run.results.evaluations)
             assert best is not None
             await pins.keep("policy", best.version, "the best so far")
@@ -293,6 +295,8 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
     )
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == run.files[1].read_bytes()
     card = (tmp_path / "best" / "README.md").read_text()
+    assert "| held-out reward, hard-greedy, by `both` | 0.5000 (2 tasks) |" in card
+    assert "| 1 | hard-greedy, by `both` | 0.5000 | 0.0000 |" in card
     assert "| 1 | sampled | 0.7000 |" in card and "mean reward" in card and "accuracy" not in card
     refused = await export("--run", run.directory, 2, tmp_path / "gone", code=2)
     assert "version 2 cannot be exported: " in refused.stderr and "keep_weight_versions" in refused.stderr

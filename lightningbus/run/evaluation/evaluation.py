@@ -68,6 +68,9 @@ class Evaluation(BaseModel):
     )
     versions: dict[str, int] = Field(default={}, description="weight version of each model that was pinned")
     prompt_versions: dict[str, int] = Field(default={}, description="version of each prompt that was pinned")
+    reward: str = Field(
+        default="", description="name of the reward that counts; empty: the one that the agent returned"
+    )
     mean_reward: float = Field(
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
@@ -75,7 +78,7 @@ class Evaluation(BaseModel):
     interval: Interval | None = Field(
         default=None,
         description="95 % confidence interval of that mean: the Wilson score interval where all rewards are 0 or 1, "
-        "else 1.96 standard errors to each side",
+        "else 1.96 standard errors to each side; none where all tasks have the same mean",
     )
     pass_at: dict[int, PassAtK] = Field(
         default={},
@@ -180,6 +183,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         version=versions.get(request.model, 0),
         versions=dict(versions),
         prompt_versions=dict(request.prompt_versions),
+        reward=request.reward,
         mean_reward=mean,
         standard_error=standard_error,
         interval=estimate_interval(
