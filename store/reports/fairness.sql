@@ -27,7 +27,7 @@ FROM
         FROM
         (
             SELECT
-                t.run_id AS run_id, m.model AS model, t.labels AS labels, splitByChar('@', t.task_id)[1] AS name,
+                t.run_id AS run_id, m.model AS model, t.labels AS labels, replaceRegexpOne(t.task_id, '@[^@]*$', '') AS name,
                 match(t.task_id, '-[pg][0-9]+r[0-9]+$') AS is_replacement, r.rollout_id != '' AS has_ended,
                 date_diff('microsecond', r.started_at, r.ended_at) / 1e6 AS seconds,
                 cityHash64(t.run_id, t.rollout_id, m.model)
