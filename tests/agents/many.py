@@ -54,14 +54,14 @@ async def stuck(task, endpoint):
     if task["name"] == "blocker":
         while len(TOGETHER) < task["wanted"]:
             await asyncio.sleep(0.01)
-        await asyncio.gather(block())
+        await asyncio.gather(block(task.get("seconds", 60.0)))
     while not Path(task["until"]).exists():
         await asyncio.sleep(0.05)
-    return 1.0
+    return {"reward": 1.0, "pid": os.getpid()}
 
 
-async def block():
-    time.sleep(60)  # noqa: ASYNC251
+async def block(seconds):
+    time.sleep(seconds)  # noqa: ASYNC251
 
 
 async def unlucky(task, endpoint):

@@ -82,6 +82,21 @@ async def test_one_that_blocks_is_charged_alone_and_the_others_are_tried_again(b
     assert again == ["ok"] * 3
 
 
+async def test_one_that_blocks_for_a_while_within_its_deadline_is_not_ended(bus: Bus, tmp_path: Path) -> None:
+    """The other, whose deadline passes meanwhile, is retried in the same process once that goes on."""
+    fields = {"until": str(tmp_path / "done"), "wanted": 2, "seconds": 5.0}
+    async with running(bus, entrypoint="many:stuck", **MANY):
+        await TaskPublisher(bus).publish_task(task(id="blocker", input={"name": "blocker", **fields}))
+        await TaskPublisher(bus).publish_task(task(id="other", input={"name": "other", **fields}, deadline=2.0))
+        (first,) = await ended(bus, final=None)
+        (tmp_path / "done").touch()
+        ends = [batch.end for batch in await ended(bus, 2) if batch.end]
+    assert first.end is not None and (first.task_id, first.end.outcome) == ("other", "infra_error")
+    assert re.match("the event loop of the agent's process was blocked for [2-5] s; other", first.end.error), first.end
+    assert [end.outcome for end in ends] == ["ok", "ok"]
+    assert len({json.loads(end.result)["pid"] for end in ends}) == 1
+
+
 async def test_one_that_others_ended_twice_runs_beside_none(bus: Bus, tmp_path: Path) -> None:
     fields = {"until": str(tmp_path / "done")}
     outcomes = []
