@@ -127,6 +127,22 @@ def test_each_of_several_learners_has_a_line_and_the_slowest_is_first(
     assert ("model" in text) if is_terminal else ("learner checker waiting v2" in text)
 
 
+def test_plain_lines_have_an_alert_once_when_it_begins_and_once_when_it_is_over() -> None:
+    fleet = Members([])
+    view = LiveView(fleet, "train", Terminal(file=io.StringIO(), force_terminal=False, width=160))  # type: ignore[arg-type]
+    lines = []
+    for alert in ("the last 3 groups", "the last 4 groups", "no rollout ended", "no rollout ended", ""):
+        fleet._members = [Heartbeat(role="learner", id="l", state="waiting", sent_at_ns=1, status={"alert": alert})]
+        lines.append([line for line in view._lines() if "the last" in line or "no rollout" in line])
+    assert lines == [
+        ["ALERT  the last 3 groups"],
+        [],
+        ["OVER   the last 3 groups", "ALERT  no rollout ended"],
+        [],
+        ["OVER   no rollout ended"],
+    ]
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_and_plain_lines_show_the_same(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
