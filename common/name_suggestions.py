@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MAX_LISTED = 12
+MAX_LISTED = 16
 """Most known names that are listed when none is similar."""
 
 
 def suggest_name(wrong: str, known: Iterable[str]) -> str:
     """Word a clause for an error: "did you mean 'steps'?", else the known names if they are few."""
     names = sorted(known)
-    return suggest_near_name(wrong, names) or (f"known are {', '.join(names)}" if len(names) <= MAX_LISTED else "")
+    return suggest_near_name(wrong, names) or (f"known are {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else "")
 
 
 def suggest_near_name(wrong: str, known: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.unknown_settings import describe_unknown
 
 
 def parse_model(value: Any, kind: type[BaseModel]) -> Any:
@@ -15,10 +15,12 @@ def parse_model(value: Any, kind: type[BaseModel]) -> Any:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = min(
+            error.errors(), key=lambda entry: entry["type"] != "extra_forbidden"
+        )  # a misspelt one is missing too
         name = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            raise ValueError(f"{name}: no such setting; {suggest_name(name, kind.model_fields)}") from error
+            raise ValueError(f"{name}: {describe_unknown(name, kind.model_fields)}") from error
         problem = str(first.get("ctx", {}).get("error", first["msg"]))
         problem = "it is needed" if first["type"] == "missing" else problem
         raise ValueError(f"{name}: {problem}" if name else problem) from error

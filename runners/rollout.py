@@ -11,7 +11,13 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
 from lightningbus.common.observability.faults import MAX_TRACEBACK, count_fault
-from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDiedError
+from lightningbus.runners.agent.executors import (
+    AgentError,
+    AgentExecutor,
+    LoopBlockedError,
+    RolloutInfo,
+    WorkerProcessDiedError,
+)
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.agent.reward_function import RewardTimeoutError
 from lightningbus.runners.gateway.engines.upstream import waited_in_vain
@@ -82,10 +88,9 @@ async def _run_executor(
     try:
         prompts = await choose_prompts(task)
         await executor.start()  # a restart: its imports are not part of the rollout's time
-        await executor.prepare(task.input)
+        await executor.prepare(task.input, recorder.rollout)
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds, prompts)
-        async with asyncio.timeout(seconds):
-            answer, cut_reason = await _run_to_end(executor, task, recorder)
+        answer, cut_reason = await _run_to_deadline(executor, task, recorder)
         answer = await executor.grade(task.input, answer)  # within a limit of its own
         earned = _resolve_rewards(answer, recorder, cut_reason)
         result = parse_result(answer)
@@ -95,6 +100,8 @@ async def _run_executor(
         if recorder.infra_error or recorder.num_calls_waiting:
             return RolloutResult("infra_error", recorder.infra_error or waited_in_vain(recorder.waiting_reason))
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
+    except LoopBlockedError as error:
+        return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s: {error}")
     except RewardTimeoutError as error:
         return RolloutResult("reward_timeout", str(error))
     except (BusError, NatsError) as error:
@@ -123,6 +130,18 @@ def _resolve_rewards(answer: Mapping[str, Any], recorder: AttemptRecorder, cut_r
     if recorder.is_graded:
         return rewards.resolve_own_rewards(answer, recorder.reward_spans)
     return rewards.resolve_rewards(answer, recorder.reward_spans, CUT_REWARD if cut_reason else None)
+
+
+async def _run_to_deadline(
+    executor: AgentExecutor, task: Task, recorder: AttemptRecorder
+) -> tuple[dict[str, Any], str]:
+    """Run the agent as `_run_to_end`; raise TimeoutError at its deadline, or the executor's error about it."""
+    try:
+        async with asyncio.timeout(task.deadline):
+            return await _run_to_end(executor, task, recorder)
+    except TimeoutError:
+        executor.check_timeout()
+        raise
 
 
 async def _run_to_end(executor: AgentExecutor, task: Task, recorder: AttemptRecorder) -> tuple[dict[str, Any], str]:

@@ -141,13 +141,22 @@ def parse_task_sets(value: Any) -> Any:
         if not isinstance(value, str | Path | Mapping | TaskSource | None):
             raise ValueError(f"{value!r} is not a path, the fields of a source, or a list of sets")
         return parse_task_source(value)
-    sets = [parse_task_source(each, TaskSet) for each in value]
+    sets = [_parse_set(number, each) for number, each in enumerate(value, 1)]
     names = [each.name for each in sets if isinstance(each, TaskSet)]
     if len(names) < len(value) or not names:
         raise ValueError("a list of tasks has sets with `name` and `path`, at least one")
     if len(set(names)) < len(names):
         raise ValueError("two sets of tasks have the same name")
     return sets
+
+
+def _parse_set(number: int, value: Any) -> Any:
+    """Convert the fields of one set; raise ValueError that names the set, by its position if it has no name."""
+    try:
+        return parse_task_source(value, TaskSet)
+    except ValueError as error:
+        name = value.get("name") if isinstance(value, Mapping) else None
+        raise ValueError(f"set {repr(name) if name else number}: {error}") from error
 
 
 TasksSetting = Annotated[Path | TaskSource | list[TaskSet], BeforeValidator(parse_task_sets)]

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypedDict
 
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.unknown_settings import find_own_name
 from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -105,8 +106,6 @@ PATHS: dict[str, tuple[str, ...]] = {
     "pass_reward": ("eval", "pass_reward"),
 }
 """Short name -> where it stands in a run file."""
-OTHER_NAMES = {"learning_rate": "lr", "steps": "max_steps", "num_generations": "group_size"}
-"""Names of other libraries for a keyword argument."""
 LISTS = ("inference", "runners")
 """Sections of a run file that are lists."""
 
@@ -170,8 +169,8 @@ def _merge_section(fields: dict[str, Any], section: str, value: Any) -> dict[str
 
 def _suggest(name: str, known: Mapping[str, Any]) -> str:
     """Word the nearest keyword argument, or the section that has a setting of this name."""
-    if name in OTHER_NAMES and OTHER_NAMES[name] in known:
-        return f"did you mean {OTHER_NAMES[name]!r}?"
+    if (keyword := find_own_name(name, known)) in known:
+        return f"did you mean {keyword!r}?"
     for section, (_, model) in ROLE_SECTIONS.items():
         if name in model.model_fields and section in known:
             return f"write {section}={{{name!r}: ...}}"

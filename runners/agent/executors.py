@@ -30,7 +30,11 @@ class AgentError(Exception):
 
 
 class WorkerProcessDiedError(Exception):
-    """A process shared by several rollouts is gone; it is unknown which of them ended it."""
+    """A process shared by several rollouts is gone, or blocked by another one; the rollout is not to blame."""
+
+
+class LoopBlockedError(Exception):
+    """The rollout blocked the event loop of a process that it shares past its deadline; the message is a sentence."""
 
 
 def parse_reply(line: bytes) -> dict[str, Any]:
@@ -60,12 +64,19 @@ class AgentExecutor(Protocol):
     async def start(self) -> None:
         """Make ready, if it is not; raises `AgentStartError`."""
 
-    async def prepare(self, task: Any) -> None:
+    async def prepare(self, task: Any, rollout_id: str = "") -> None:
         """Make ready for one task, before its time begins."""
         return
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """Run one task; return ``{"value": ...}`` or raise `AgentError`. A cancellation kills the process."""
+
+    def check_timeout(self) -> None:
+        """Raise `WorkerProcessDiedError` if others kept the task from its deadline, `LoopBlockedError` if it kept them.
+
+        Called after a deadline has cancelled `run`.
+        """
+        return
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer, with a ``"reward"`` where a reward function gives one."""

@@ -12,7 +12,7 @@ from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.agent.reward_function import RewardFunction, with_reward_function
-from lightningbus.runners.agent.shared_process import SharedExecutor, SharedSlotExecutor
+from lightningbus.runners.agent.shared_process import SharedAgent, SharedExecutor, SharedSlotExecutor
 from lightningbus.runners.settings import RunnerSettings
 
 RELAY_SCRIPT = Path(__file__).with_name("relay_script.py")
@@ -75,6 +75,8 @@ def make_executors(
             with_reward_function(PythonExecutor(python, agent, launcher_of(slot), fresh), reward()) for slot in slots
         ]
     groups = range(0, len(slots), settings.max_concurrent_per_process)
-    shared = [(SharedExecutor(python, agent, launcher_of(dict)), reward()) for _ in groups]
+    shared = [(SharedAgent(lambda: SharedExecutor(python, agent, launcher_of(dict))), reward()) for _ in groups]
     sharing = [(*shared[number // settings.max_concurrent_per_process], slot) for number, slot in enumerate(slots)]
-    return [with_reward_function(SharedSlotExecutor(executor, slot), function) for executor, function, slot in sharing]
+    return [
+        with_reward_function(SharedSlotExecutor(processes, slot), function) for processes, function, slot in sharing
+    ]

@@ -74,9 +74,17 @@ class RewardingExecutor(AgentExecutor):
         await self._executor.start()
         await self._function.start()
 
+    async def prepare(self, task: Any, rollout_id: str = "") -> None:
+        """Make the agent ready."""
+        await self._executor.prepare(task, rollout_id)
+
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """Run one rollout, without its reward."""
         return await self._executor.run(task, rollout)
+
+    def check_timeout(self) -> None:
+        """Raise as the agent's executor does."""
+        self._executor.check_timeout()
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
         """Add the reward to the answer, without the agent's process; raise as `compute_reward`."""

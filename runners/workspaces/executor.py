@@ -64,7 +64,7 @@ class WorkspaceExecutor(AgentExecutor):
             raise AgentStartError(f"no program can run in a workspace: {ended.describe()}")
         self._pool.is_tried = True
 
-    async def prepare(self, task: Any) -> None:
+    async def prepare(self, task: Any, rollout_id: str = "") -> None:
         """Make the workspace of a rollout and start its agent in it; raise as `WorkspacePool.using` and `start`."""
         self._spec = parse_workspace(task)
         self._is_kept = False

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,6 +45,35 @@ async def deaf(task, endpoint):
             await asyncio.sleep(0.05)
         except asyncio.CancelledError:
             continue
+    return 1.0
+
+
+async def stuck(task, endpoint):
+    """Wait for the others; then one blocks the event loop in a task, and the rest end once a file is there."""
+    TOGETHER.append(task["name"])
+    if task["name"] == "blocker":
+        while len(TOGETHER) < task["wanted"]:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(block(task.get("seconds", 60.0)))
+    while not Path(task["until"]).exists():
+        await asyncio.sleep(0.05)
+    return {"reward": 1.0, "pid": os.getpid()}
+
+
+async def block(seconds):
+    time.sleep(seconds)  # noqa: ASYNC251
+
+
+async def unlucky(task, endpoint):
+    """The victim takes a second; a killer ends its process as soon as the victim is in it, until a file is there."""
+    TOGETHER.append(task["name"])
+    if task["name"] == "victim":
+        await asyncio.sleep(1.0)
+        return {"reward": 1.0, "beside": TOGETHER}
+    while not Path(task["until"]).exists():
+        if "victim" in TOGETHER:
+            os._exit(3)
+        await asyncio.sleep(0.02)
     return 1.0
 
 

@@ -218,6 +218,8 @@ def classes_in(annotation: Any) -> set[type[BaseModel]]:
         ({"lr": "high"}, "^lr: Input should be a valid number"),
         ({"learner": {"actor": {"optim": {"lr": "high"}}}}, r"^settings: learner\.actor\.optim\.lr: Input should be"),
         ({"learning_rate": 1e-5}, "^learning_rate: no such setting; did you mean 'lr'?"),
+        ({"batch_size": 8}, r"^batch_size: no such setting; did you mean 'groups_per_step'\?$"),
+        ({"learner": {"lr": 1}}, r"^settings: learner\.lr: no such setting; did you mean 'actor\.optim\.lr'\?$"),
         ({"group_size": 0, "concurrency": 0}, "^2 settings are wrong\n  group_size: .*\n  concurrency: "),
         ({"group_size": 0, "learner": {"nosuch": 1}}, "^settings: 2 settings are wrong\n  group_size: "),
         ({"group_size": 1}, "^group_size must be at least 2: grpo compares"),

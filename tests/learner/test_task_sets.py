@@ -164,7 +164,11 @@ def test_learners_of_a_run_share_weights_and_sizes_of_sets(tmp_path: Path) -> No
         (5, "5 is not a path, the fields of a source, or a list of sets"),
         ([], "a list of tasks has sets with `name` and `path`, at least one"),
         (["t.jsonl"], "a list of tasks has sets with `name` and `path`, at least one"),
-        ([{"path": "a"}], "name: it is needed"),
+        ([{"path": "a"}], "set 1: name: it is needed"),
+        (
+            [{"name": "a", "path": "a"}, {"path": "b", "zzz": 2}],
+            "set 2: zzz: no such setting; known are agent, .*weight",
+        ),
         ([{"name": "a", "path": "a"}, {"name": "a", "path": "b"}], "two sets of tasks have the same name"),
         ([{"name": "a", "path": "a", "wieght": 2}], "wieght: no such setting; did you mean .*weight"),
         ([{"name": "a", "path": "a", "group_size": 1}], "group_size must be at least 2"),

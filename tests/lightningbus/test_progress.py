@@ -136,6 +136,22 @@ def test_rewards_go_on_from_the_steps_of_an_earlier_start() -> None:
     assert list(view._describe_rewards()) == ["reward by step  ▁▅█  0 to 1, now 1"], "the heartbeat of a step is newer"
 
 
+def test_plain_lines_have_an_alert_once_when_it_begins_and_once_when_it_is_over() -> None:
+    fleet = Members([])
+    view = LiveView(fleet, "train", Terminal(file=io.StringIO(), force_terminal=False, width=160))  # type: ignore[arg-type]
+    lines = []
+    for alert in ("the last 3 groups", "the last 4 groups", "no rollout ended", "no rollout ended", ""):
+        fleet._members = [Heartbeat(role="learner", id="l", state="waiting", sent_at_ns=1, status={"alert": alert})]
+        lines.append([line for line in view._lines() if "the last" in line or "no rollout" in line])
+    assert lines == [
+        ["ALERT  the last 3 groups"],
+        [],
+        ["OVER   the last 3 groups", "ALERT  no rollout ended"],
+        [],
+        ["OVER   no rollout ended"],
+    ]
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_and_plain_lines_show_the_same(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0

@@ -173,7 +173,10 @@ def test_tasks_are_a_path_or_a_mapping_in_a_file_a_variable_and_a_flag(
         ({"path": "a.csv", "colums": {}}, "tasks: colums: no such setting; did you mean 'columns'?"),
         ({"columns": {"q": "prompt"}}, "tasks: path: it is needed"),
         ({"path": "a.csv", "columns": {"q": 3}}, "tasks: columns.q: Input should be a valid string"),
-        ([{"name": "a", "path": "a.csv", "wieght": 1}], "tasks: wieght: no such setting; did you mean 'weight'?"),
+        (
+            [{"name": "a", "path": "a.csv", "wieght": 1}],
+            "tasks: set 'a': wieght: no such setting; did you mean 'weight'?",
+        ),
     ],
 )
 def test_a_wrong_field_of_tasks_is_named(tmp_path: Path, tasks: Any, reason: str) -> None:

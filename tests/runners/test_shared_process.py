@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,55 @@ async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_ar
         (again,) = await ended(bus)
     assert sorted(results) == [("deaf", "timeout"), ("other", "infra_error")]
     assert again.end is not None and (again.task_id, again.end.outcome) == ("other", "ok")
+
+
+async def test_one_that_blocks_is_charged_alone_and_the_others_are_tried_again(bus: Bus, tmp_path: Path) -> None:
+    """Their deadlines pass too while the event loop is blocked."""
+    fields = {"until": str(tmp_path / "done"), "wanted": 4}
+    async with running(bus, entrypoint="many:stuck", **MANY):
+        for name in ("blocker", "a", "b", "c"):
+            await TaskPublisher(bus).publish_task(task(id=name, input={"name": name, **fields}, deadline=3.0))
+        ends = {batch.task_id: batch.end for batch in await ended(bus, 4, final=None) if batch.end}
+        (tmp_path / "done").touch()
+        again = [batch.end.outcome for batch in await ended(bus, 3) if batch.end]
+    blocker = ends.pop("blocker")
+    assert blocker.outcome == "timeout" and blocker.is_final
+    words = r"the agent did not end within its deadline of 3 s: it blocked the event loop of its process for \d s; "
+    assert re.match(words, blocker.error), blocker.error
+    assert {end.outcome for end in ends.values()} == {"infra_error"}, ends
+    assert all(end.error.endswith("; other rollouts shared it") for end in ends.values()), ends
+    assert all(end.ended_ns - end.started_ns < 10e9 for end in (blocker, *ends.values()))
+    assert again == ["ok"] * 3
+
+
+async def test_one_that_blocks_for_a_while_within_its_deadline_is_not_ended(bus: Bus, tmp_path: Path) -> None:
+    """The other, whose deadline passes meanwhile, is retried in the same process once that goes on."""
+    fields = {"until": str(tmp_path / "done"), "wanted": 2, "seconds": 5.0}
+    async with running(bus, entrypoint="many:stuck", **MANY):
+        await TaskPublisher(bus).publish_task(task(id="blocker", input={"name": "blocker", **fields}))
+        await TaskPublisher(bus).publish_task(task(id="other", input={"name": "other", **fields}, deadline=2.0))
+        (first,) = await ended(bus, final=None)
+        (tmp_path / "done").touch()
+        ends = [batch.end for batch in await ended(bus, 2) if batch.end]
+    assert first.end is not None and (first.task_id, first.end.outcome) == ("other", "infra_error")
+    assert re.match("the event loop of the agent's process was blocked for [2-5] s; other", first.end.error), first.end
+    assert [end.outcome for end in ends] == ["ok", "ok"]
+    assert len({json.loads(end.result)["pid"] for end in ends}) == 1
+
+
+async def test_one_that_others_ended_twice_runs_beside_none(bus: Bus, tmp_path: Path) -> None:
+    fields = {"until": str(tmp_path / "done")}
+    outcomes = []
+    async with running(bus, entrypoint="many:unlucky", concurrency=2, max_concurrent_per_process=2):
+        await TaskPublisher(bus).publish_task(task(id="victim", input={"name": "victim"}))
+        for number in range(3):
+            killer = task(id=f"killer{number}", input={"name": "killer", **fields}, max_attempts=1)
+            await TaskPublisher(bus).publish_task(killer)
+            batches = await ended(bus, 1 if number == 2 else 2, final=None)
+            outcomes += [batch.end.outcome for batch in batches if batch.end]
+        (tmp_path / "done").touch()
+    assert outcomes == ["infra_error"] * 4 + ["ok"] and batches[0].end is not None
+    assert json.loads(batches[0].end.result)["beside"] == ["victim"] and batches[0].attempt == 3
 
 
 WAYS = (

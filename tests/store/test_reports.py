@@ -448,3 +448,27 @@ def test_trackers_get_the_metrics_and_rewards_of_the_reports(store: StoreProcess
     for row in ask(store, "reward_by_name"):
         point = points[f"reward_by_name/train/{row['name']}/{row['version']}"]
         assert point.metrics[f"reward_by_name/train/{row['name']}/mean_reward"] == row["mean_reward"]
+
+
+def test_the_sql_of_training_rewards_by_environment_runs_as_the_docs_have_it(
+    store: StoreProcess, events: dict[str, list[Any]]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs/from-prime-rl.md").read_text()
+    (query,) = re.findall(r"```sql\n(SELECT.*?)```", text, re.DOTALL)
+    in_run = query.replace("task_set", "difficulty").replace("GROUP BY", "WHERE run_id = 'small' GROUP BY")
+    rows = {(row["step"], row["environment"]): row["mean_reward"] for row in store.sql.query(in_run).named_results()}
+    labels = {
+        record.task.id: record.task.labels["difficulty"]
+        for event in events["small"]
+        if isinstance(event, TaskBatchRecord)
+        for record in event.tasks
+        if record.task.mode == "train"
+    }
+    by_environment: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for step in (event for event in events["small"] if isinstance(event, TrainingStep)):
+        for use in step.rollouts:
+            if use.reward is not None:
+                by_environment[step.step, labels[use.task_id]].append(use.reward)
+    assert {key: value for key, value in rows.items() if value is not None} == {
+        key: pytest.approx(mean(values)) for key, values in by_environment.items()
+    }

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lightningbus.bus.fleet.heartbeat_text import describe, firing_alerts, has_several_models
+from lightningbus.bus.fleet.heartbeat_text import describe, find_alerts, firing_alerts, has_several_models
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.run.display.progress import StepProgress, format_reward, slowest_first, sparkline
@@ -61,6 +61,8 @@ class LiveView:
         """Mean reward by model, then by step."""
         self._progress: dict[str, StepProgress] = {}
         """Progress of training by model."""
+        self._alerts: dict[str, str] = {}
+        """Alerts that fire now, as they were printed, by their causes; of a live table none."""
 
     @contextlib.asynccontextmanager
     async def showing(self) -> AsyncIterator["LiveView"]:
@@ -150,9 +152,9 @@ class LiveView:
                 self._print(line)
 
     def _lines(self) -> Iterator[str]:
-        """Yield the content of the live table as lines, for output that is no terminal."""
+        """Yield the content of the live table as lines, for output that is no terminal, with changes of alerts."""
         members = self._fleet.members()
-        yield from (f"ALERT  {alert}" for alert in firing_alerts(members))
+        yield from self._describe_alert_changes()
         now = time.monotonic()
         training = [self._name(model) + item.describe(now) for model, item in slowest_first(self._progress, now)]
         training += self._describe_rewards()
@@ -160,6 +162,15 @@ class LiveView:
         lines = [_line(beat, is_named) for beat in members if beat.role in ("learner", "inference")]
         for line in [*training, *lines] or ["no learner and no inference node is there"]:
             yield f"{self._headline()} | {line}"
+
+    def _describe_alert_changes(self) -> Iterator[str]:
+        """Yield a line for each alert's cause when it begins, and another when it is over."""
+        firing = find_alerts(self._fleet.members())
+        for cause in [cause for cause in self._alerts if cause not in firing]:
+            yield f"OVER   {self._alerts.pop(cause)}"
+        for cause in [cause for cause in firing if cause not in self._alerts]:
+            self._alerts[cause] = firing[cause]
+            yield f"ALERT  {firing[cause]}"
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
 
-from lightningbus.bus.fleet.heartbeat_text import find_alerts
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.run.display.live_view import LiveView, console
 from lightningbus.run.display.progress import StepProgress, format_reward, slowest_first
@@ -20,8 +19,6 @@ class NotebookView(LiveView):
     def __init__(self, fleet: Fleet, title: str, bar: Any) -> None:
         super().__init__(fleet, title, console())
         self._bar = bar
-        self._alerts: dict[str, str] = {}
-        """Alerts that fire now, as they were printed, by their causes."""
         self._bar.set_description_str(self.phase)
 
     @contextlib.asynccontextmanager
@@ -55,20 +52,12 @@ class NotebookView(LiveView):
             ((_, progress),) = slowest_first(self._progress, time.monotonic())[:1] or [("", StepProgress())]
             if progress.num_steps and progress.num_steps != self._bar.total:
                 self._bar.reset(total=progress.num_steps)  # the widget takes its end from this alone
-            self._print_alerts()
+            for line in self._describe_alert_changes():
+                self._print(line)
             if progress.step != self._bar.n:
                 self._bar.n = progress.step
                 self._show_note()
             self._bar.refresh()
-
-    def _print_alerts(self) -> None:
-        """Print each alert once for its cause, when it begins, and again when it is over."""
-        firing = find_alerts(self._fleet.members())
-        for cause in [cause for cause in self._alerts if cause not in firing]:
-            self._print(f"OVER   {self._alerts.pop(cause)}")
-        for cause in [cause for cause in firing if cause not in self._alerts]:
-            self._alerts[cause] = firing[cause]
-            self._print(f"ALERT  {firing[cause]}")
 
     def _show_note(self) -> None:
         rewards = [

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.streams.sizes import StreamSizes
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.unknown_settings import describe_unknown
 from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -313,8 +313,7 @@ def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         *above, name = error["loc"]
-        near = suggest_name(str(name), _fields_at(kind, above))
-        return "no such setting" + (f"; {near}" if near else "")
+        return describe_unknown(str(name), _fields_at(kind, above))
     if error["type"] == "string_pattern_mismatch":
         return PATTERN_ERRORS.get(str(context.get("pattern")), f"it does not match {context.get('pattern')}")
     if error["type"] == "value_error":

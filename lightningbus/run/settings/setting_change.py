@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.unknown_settings import describe_unknown
 from lightningbus.learner.settings.learner import TASK_LIMITS, LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import validate_settings
@@ -60,8 +60,7 @@ def change_learner(learner: LearnerSettings, fields: Mapping[str, Any], *, is_al
         if name in LearnerSettings.model_fields:
             changeable = ", ".join(sorted(CHANGEABLE))
             raise UserError(f"learner.{name} cannot be changed while training goes on; these can: {changeable}")
-        near = suggest_name(name, CHANGEABLE)
-        raise UserError(f"learner.{name}: no such setting" + (f"; {near}" if near else ""))
+        raise UserError(f"learner.{name}: {describe_unknown(name, CHANGEABLE)}")
     before = learner.model_dump(mode="json", exclude_unset=True)
     changed = validate_settings(LearnerSettings, merge(before, fields), "the changed settings")
     for section, name in FIXED:

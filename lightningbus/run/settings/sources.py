@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.unknown_settings import describe_unknown
 from lightningbus.run.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def read_environment(kind: type[BaseModel], role: str) -> dict[str, Any]:
     fields = list_variables(kind, role)
     unknown = (name for name in names if name.partition(LEVEL)[0] not in fields)
     if wrong := next((name for name in unknown if not SERVICE_LINK.fullmatch(name)), None):
-        near = suggest_name(wrong, fields)
-        raise UserError(f"${wrong}: no such setting" + (f"; {near}" if near else ""))
+        raise UserError(f"${wrong}: {describe_unknown(wrong, fields)}")
     try:
         return dict(EnvSettingsSource(_as_settings_class(kind, prefix))())
     except SettingsError as error:

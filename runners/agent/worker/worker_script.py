@@ -10,6 +10,7 @@ its standard output, so that a sandbox may stand between. First it writes ``{"re
   job's ``"rollout"`` has the fields that `agent_lightning` needs.
 - ``shared``: an async agent, which runs many jobs at once. Its last argument is the job's ``{"endpoint": {...}}``, the
   address of its model. ``{"cancel": n}`` ends a job. An answer has the end of what its job printed as ``"output"``.
+  ``{"blocking": n}`` reports that a job blocks all others, and ``{"blocking": null}`` that none does any more.
 - ``reward``: a reward function; an async one runs many jobs at once too.
 """
 
@@ -24,6 +25,7 @@ import json
 import numbers
 import os
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Sequence
@@ -47,6 +49,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # the agent's prints go to its standard error
     capture = load_beside("output_capture") if mode == "shared" else None
+    watch = load_beside("loop_watch") if mode == "shared" else None
     try:
         if mode == "reward":
             deny_ptrace()
@@ -64,7 +67,7 @@ def main() -> None:
         return
     send(replies, {"ready": True, "concurrent": is_async(function)})
     if mode != "exclusive":
-        asyncio.run(serve_shared(requests, replies, function, capture))
+        asyncio.run(serve_shared(requests, replies, function, capture, watch))
         return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
@@ -85,21 +88,41 @@ def deny_ptrace() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
-async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any, capture: Any = None) -> None:
+async def serve_shared(
+    incoming: BinaryIO, outgoing: TextIO, function: Any, capture: Any = None, watch: Any = None
+) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
     writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, outgoing)
     jobs: dict[int, asyncio.Task[None]] = {}
+    writing = threading.Lock()
 
     async def serve(request: dict[str, Any]) -> None:
+        if watch is not None:
+            watch.JOB.set(request["job"])
         output = capture.begin() if capture is not None else None
         answer = await run_one(function, request)
         del jobs[request["job"]]
         if output is not None:
             answer["output"] = output.take()
-        writer.write(json.dumps(dict(answer, job=request["job"]), default=to_json).encode() + b"\n")
+        line = json.dumps(dict(answer, job=request["job"]), default=to_json).encode() + b"\n"
+        with writing:
+            writer.write(line)
 
+    def report(blocking: int | None) -> bool:
+        """Write past the blocked loop, unless a part of an answer is still to be written; return whether it was."""
+        with writing:
+            try:
+                if writer.get_write_buffer_size():
+                    return False
+                os.write(outgoing.fileno(), json.dumps({"blocking": blocking}).encode() + b"\n")
+            except (OSError, ValueError):  # full, or closed
+                return False
+        return True
+
+    if watch is not None:
+        watch.LoopWatch(report).start()
     while True:
         line = await reader.readline()
         if not line:
