@@ -88,6 +88,8 @@ class CardFacts:
     """SHA-256 of the tasks, by what they are for."""
     agents: Sequence[str] = ()
     """Entrypoints or commands of the agents that were trained."""
+    merged_fingerprint: str = ""
+    """XXH3-128 of the weights that adapters were merged into, in hexadecimal digits; empty: none were."""
     is_revoked: bool = False
     """Whether nodes may not serve this version."""
     question: str = ""
@@ -98,8 +100,14 @@ def render_card(facts: CardFacts) -> str:
     """Render the card in Markdown, with the Hub's metadata at its top."""
     manifest = facts.manifest
     published = datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    digest = manifest.fingerprint or manifest.blobs[-1].sha256
-    kind = "xxh3-128 of the weights" if manifest.fingerprint else "SHA-256 of the adapters"
+    if weights := manifest.fingerprint or facts.merged_fingerprint:
+        digests = {"xxh3-128 of the weights": f"`{weights}`"}
+    else:
+        digests = {"SHA-256 of the adapters": f"`{manifest.blobs[-1].sha256}`"}
+    if facts.merged_fingerprint:
+        digests["weights"] = (
+            f"the base model's, with the version's adapters merged (SHA-256 `{manifest.blobs[-1].sha256}`)"
+        )
     rows = {
         "base model": f"`{facts.base.name}`",
         "licence": facts.base.license.get("license_name", facts.base.license.get("license", LICENSE_OF_BASE)),
@@ -109,7 +117,7 @@ def render_card(facts: CardFacts) -> str:
         "training step": str(manifest.step),
         "published": published,
         **_provenance(facts),
-        kind: f"`{digest}`",
+        **digests,
         "libraries": ", ".join(f"{name} {number}" for name, number in facts.packages.items()),
     }
     parts = [

@@ -120,12 +120,15 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
                 raise UserError(f"version {manifest.version} cannot be exported: {error}") from error
         if manifest.fingerprint and await asyncio.to_thread(fingerprint, directory / WEIGHTS) != manifest.fingerprint:
             raise UserError(f"version {manifest.version} was fetched and is not what was published: export it again")
+        is_merged = manifest.kind == "lora" and not request.is_adapter
+        merged = await asyncio.to_thread(fingerprint, directory / WEIGHTS) if is_merged else ""
         task_digests = _read_task_digests(source, model)
         facts = CardFacts(
             manifest,
             base,
             is_revoked=is_revoked(await registry.refresh(), manifest.version),
             is_adapter=request.is_adapter,
+            merged_fingerprint=merged,
             learner=learner,
             results=results,
             dtype=_read_dtype(directory / (ADAPTERS if request.is_adapter else WEIGHTS)),

@@ -13,9 +13,8 @@ import lightningbus as lb
 from lightningbus.cli.app import app
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
-from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.directory import SETTINGS, RunDirectory
 from lightningbus.run.run_directory.recorded_settings import (
-    FILE,
     load_named_run,
     read_recorded_settings,
     record_settings,
@@ -73,7 +72,7 @@ def test_a_name_alone_goes_on_with_the_settings_of_the_start(
     assert started[-1].name == "small" and len(list(Path("runs").iterdir())) == 1, "no run was moved aside"
     Path("longer.yaml").write_text("learner: {group_size: 2}")
     assert "learner.group_size was 4 and is 2 now" in train("--resume", "small", "-c", "longer.yaml")
-    assert (Path("runs/small") / FILE).stat().st_mode & 0o777 == 0o600
+    assert (Path("runs/small") / SETTINGS).stat().st_mode & 0o777 == 0o600
 
 
 def test_from_python_what_is_given_wins_over_what_is_on_record(
@@ -113,11 +112,11 @@ def test_a_record_that_cannot_be_used_is_a_sentence(tmp_path: Path, monkeypatch:
     run = RunDirectory(Path("runs/small")).create()
     assert "has no settings on record (run.json): give its run file by -c" in train("--resume", "small")
     for damaged in ("", "{", "[]", "[" * 100_000):
-        (run.path / FILE).write_text(damaged)
+        (run.path / SETTINGS).write_text(damaged)
         assert "runs/small/run.json cannot be read" in train("--resume", "small")
-    (run.path / FILE).write_text(json.dumps({"name": "small", "nosuch": 1}))
+    (run.path / SETTINGS).write_text(json.dumps({"name": "small", "nosuch": 1}))
     assert "runs/small/run.json: nosuch: no such setting" in train("--resume", "small")
-    (run.path / FILE).write_text(json.dumps({"name": "small"}))
+    (run.path / SETTINGS).write_text(json.dumps({"name": "small"}))
     run.path.rename("runs/small-20261128-101500")
     assert "holds the run 'small', which was moved aside or renamed" in train("--resume", "small-20261128-101500")
     assert "there is no run 'small'; known are small-20261128-101500" in train("--resume", "small")

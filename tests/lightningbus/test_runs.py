@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from lightningbus.run.run_data.other_runs import OtherRuns
 from lightningbus.run.run_data.run_overview import list_runs
 from lightningbus.run.run_data.training_record import TrainingRecord, choose_state, read_training
 from lightningbus.run.run_directory.deletion import DELETED, delete_run
-from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
+from lightningbus.run.run_directory.directory import SETTINGS, Endpoints, RunDirectory
 from lightningbus.run.run_directory.disk_usage import measure_disk_bytes
 from lightningbus.run.run_directory.labels import (
     LABELS,
@@ -425,6 +426,16 @@ def test_a_deleted_run_leaves_nothing_and_the_one_before_is_the_latest(runs: Pat
     assert (runs / "latest").resolve() == runs / "b"
     delete_run(RunDirectory(runs / "b"), runs)
     assert names(runs) == []
+
+
+def test_a_run_that_is_left_with_its_versions_and_settings_is_listed_and_deleted(runs: Path) -> None:
+    run = RunDirectory(runs / "b")
+    (run.path / SETTINGS).write_text("{}")
+    for part in ("store", "work", "logs", "checkpoints"):
+        shutil.rmtree(run.path / part)
+    assert "b" in {each.name for each in list_runs(runs)}
+    delete_run(find_changeable_run("b", runs), runs)
+    assert not run.path.exists()
 
 
 def test_what_links_lead_to_is_not_deleted(runs: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``lightningbus weights export``: versions as model directories, from runs that are up and runs that have stopped."""
 
 import asyncio
+import hashlib
 import json
 import re
 import shlex
@@ -45,6 +46,7 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.setting_change import SettingChange
+from lightningbus.schemas.weights.delta import fingerprint
 from tests.commands import environment
 from tests.learner.conftest import tiny_model
 
@@ -232,6 +234,12 @@ async def test_adapters_are_merged_or_exported_alone(tmp_path: Path, model: Path
 
     await export("--run", run.directory, tmp_path / "merged")
     await export("--run", run.directory, tmp_path / "adapter", "--adapter")
+    card = (tmp_path / "merged" / "README.md").read_text()
+    assert f"| xxh3-128 of the weights | `{fingerprint(tmp_path / 'merged' / 'model.safetensors')}` |" in card
+    adapter_digest = hashlib.sha256(run.files[1].read_bytes()).hexdigest()
+    assert f"with the version's adapters merged (SHA-256 `{adapter_digest}`)" in card
+    of_adapter = (tmp_path / "adapter" / "README.md").read_text()
+    assert f"| SHA-256 of the adapters | `{adapter_digest}` |" in of_adapter and "merged" not in of_adapter
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     expected = dict(base)
     factors = [adapters[f"base_model.model.{query}.lora_{name}.weight"] for name in "BA"]

@@ -21,6 +21,8 @@ from lightningbus.schemas.ids import LATEST
 
 log = logging.getLogger(__name__)
 
+SETTINGS = "run.json"
+"""Settings of the last start, below a run's directory."""
 PARTS = ("logs", "bus", "store", "checkpoints", "work")
 LOCKED_PARTS = ("bus", "store", "checkpoints")
 """Parts of the directory that a role started by itself may work in."""

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.directory import PARTS, RUNS, RunDirectory
+from lightningbus.run.run_directory.directory import PARTS, RUNS, SETTINGS, RunDirectory
 from lightningbus.schemas.ids import LATEST
 
 MIN_PARTS = 2
-"""Parts by which a directory is known as a run's; one alone may be somebody's own directory."""
+"""Parts by which a directory without settings on record is known as a run's; one alone may be somebody's own."""
 
 
 def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
@@ -72,6 +72,8 @@ def find_missing_parts(path: Path) -> list[str]:
 def _has_parts(path: Path) -> bool:
     """Return whether a directory is that of a run, though some of its parts may have been deleted."""
     try:
+        if (path / SETTINGS).is_file() and _is_run(path):
+            return True
         return len(find_missing_parts(path)) <= len(PARTS) - MIN_PARTS
     except PermissionError:  # it belongs to another user
         return False

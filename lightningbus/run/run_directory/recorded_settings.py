@@ -7,25 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.directory import RUNS, RunDirectory
+from lightningbus.run.run_directory.directory import RUNS, SETTINGS, RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.run.run_directory.whole_file import write_whole
 from lightningbus.run.settings.hub_models import find_cached_models
 from lightningbus.run.settings.run_file import RunSettings, load_fields, validate_settings, with_environment
 from lightningbus.run.settings.sources import merge
 
-FILE = "run.json"
-
 
 def record_settings(run: RunDirectory, settings: RunSettings) -> None:
     """Write the settings of a start, whole or not at all; raises `UserError` where they cannot be written."""
     text = settings.model_dump_json(exclude_unset=True, indent=2)
-    write_whole(run.path / FILE, text, mode=0o600)  # it may hold addresses with passwords
+    write_whole(run.path / SETTINGS, text, mode=0o600)  # it may hold addresses with passwords
 
 
 def has_recorded_settings(run: RunDirectory) -> bool:
     """Return whether a run has its settings on record; one of an earlier release has not."""
-    return (run.path / FILE).exists()
+    return (run.path / SETTINGS).exists()
 
 
 def read_recorded_settings(run: RunDirectory) -> dict[str, Any]:
@@ -33,9 +31,9 @@ def read_recorded_settings(run: RunDirectory) -> dict[str, Any]:
 
     Raises `UserError` where there are none, where they cannot be read, and for a run whose data has another name.
     """
-    path = run.path / FILE
+    path = run.path / SETTINGS
     if not path.exists():
-        raise UserError(f"{run.path} has no settings on record ({FILE}): give its run file by -c or settings=")
+        raise UserError(f"{run.path} has no settings on record ({SETTINGS}): give its run file by -c or settings=")
     try:
         fields = json.loads(path.read_bytes())
         name = fields.get("name", RunSettings.model_fields["name"].default)
@@ -66,5 +64,5 @@ def load_named_run(name: str, config: Path | None, runs: Path = RUNS) -> RunSett
     kept = {"name": run.path.name, "runs": recorded["runs"]}
     changes = load_fields(config) if config is not None else {}
     fields = {**merge(drop_replaced_budget(recorded, changes), changes), **kept}
-    settings = validate_settings(RunSettings, with_environment(fields), str(config or run.path / FILE))
+    settings = validate_settings(RunSettings, with_environment(fields), str(config or run.path / SETTINGS))
     return find_cached_models(settings)
