@@ -131,7 +131,7 @@ class Session:
             reward: a named reward; default: the one that counts, as in the rewards by version.
 
         Raises:
-            UserError: no rollout of the run has a reward of that name.
+            UserError: the store has no such run, or no rollout of it has a reward of that name.
         """
         return run_blocking(self._session.reward_curve(run, reward))
 

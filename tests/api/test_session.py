@@ -72,6 +72,7 @@ async def test_its_methods_can_be_awaited(seeded: Path) -> None:
 
 def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
     wrong: dict[str, Any] = {"sample": 3}
+    (seeded / "second" / "store").mkdir(parents=True)
     with lb.connect(runs=seeded) as session:
         for call, sentence in (
             (lambda: lb.connect("frist", runs=seeded), "there is no run 'frist'; did you mean 'first'?"),
@@ -80,6 +81,9 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: session.reward_curve(reward="correkt"), "has no reward 'correkt': did you mean 'correct'?"),
             (lambda: session.transcript("nobody"), "no rollout is called 'nobody'"),
             (lambda: session.rollouts(run="frist"), "there is no run 'frist' in the store; did you mean 'first'?"),
+            (lambda: session.reward_curve("frist"), "there is no run 'frist' in the store; did you mean 'first'?"),
+            (lambda: session.reward_curve("second"), "run 'second' has a store of its own: lightningbus.connect("),
+            (lambda: session.transcript("t0@p0.0", run="second"), "run 'second' has a store of its own"),
             (lambda: session.rollouts(mode="test"), "mode: there is no 'test'; known are train, eval"),
             (
                 lambda: session.rollouts(outcome="okay"),

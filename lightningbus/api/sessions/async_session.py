@@ -31,10 +31,11 @@ from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, 
 from lightningbus.run.jobs.extra_runner import with_extra_runner
 from lightningbus.run.processes.stack import LocalStack
 from lightningbus.run.run_data.run_data import RunData
+from lightningbus.run.run_data.run_names import check_run, list_stored_runs
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.labels import Labels, read_all_labels
-from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.run.run_directory.lookup import find_run, find_run_names
 from lightningbus.schemas import subjects
 
 T = TypeVar("T")
@@ -124,12 +125,11 @@ class AsyncSession:
         `UserError` for a run, mode or outcome that does not exist.
         """
         wanted = RolloutFilter(mode or "", outcome or "", evaluation or "", limit)
-        run_id, must_exist = run or self._run or "", run is not None and run != self._run
-        return await self._ask(lambda client: list_rollouts(client, run_id, wanted, must_exist=must_exist))
+        return await self._ask_about(run, lambda client: list_rollouts(client, run or self._run or "", wanted))
 
     async def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
         """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
-        return await self._ask(lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
+        return await self._ask_about(run, lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
 
     async def reward_curve(self, run: str | None = None, reward: str = "") -> RewardCurve:
         """Read the reward by weight version, of training and of each evaluation.
@@ -139,10 +139,10 @@ class AsyncSession:
             reward: a named reward; default: the one that counts, as in the rewards by version.
 
         Raises:
-            UserError: no rollout of the run has a reward of that name.
+            UserError: the store has no such run, or no rollout of it has a reward of that name.
         """
-        return await self._ask(
-            lambda client: RewardCurve.load(client, run or self._run or _find_newest_run(client), reward)
+        return await self._ask_about(
+            run, lambda client: RewardCurve.load(client, run or self._run or _find_newest_run(client), reward)
         )
 
     async def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
@@ -202,6 +202,18 @@ class AsyncSession:
 
     async def _ask(self, work: Callable[[Client], T]) -> T:
         return await run_in_daemon_thread(self._data.ask, work)
+
+    async def _ask_about(self, run: str | None, work: Callable[[Client], T]) -> T:
+        """Answer a question about a run; raise `UserError` where that is another than the session's and not stored."""
+
+        def check_and_work(client: Client) -> T:
+            if run is not None and run != self._run:
+                if run in find_run_names(self._runs) and run not in list_stored_runs(client):
+                    raise UserError(f"run {run!r} has a store of its own: lightningbus.connect({run!r}) reads it")
+                check_run(client, run)
+            return work(client)
+
+        return await self._ask(check_and_work)
 
 
 async def aconnect(

@@ -9,7 +9,6 @@ from lightningbus.api.sessions.queries import load_table
 from lightningbus.api.sessions.table import Table
 from lightningbus.common.name_suggestions import suggest_near_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_data.run_names import check_run
 from lightningbus.schemas.base import Mode, Outcome
 
 ROLLOUTS_SQL = """
@@ -45,11 +44,8 @@ class RolloutFilter:
             raise UserError(f"limit: {self.limit!r} is no number of rows: give one from 0 to {MAX_LIMIT}")
 
 
-def list_rollouts(client: Client, run: str, wanted: RolloutFilter, *, must_exist: bool) -> Table:
-    """Return the rollouts that ended last, the newest first; ``run``: empty for any.
-
-    ``must_exist``: raise `UserError` where the store has nothing of the run.
-    """
+def list_rollouts(client: Client, run: str, wanted: RolloutFilter) -> Table:
+    """Return the rollouts that ended last, the newest first; ``run``: empty for any."""
     values: dict[str, Any] = {
         "run_id": run,
         "mode": wanted.mode,
@@ -58,8 +54,6 @@ def list_rollouts(client: Client, run: str, wanted: RolloutFilter, *, must_exist
         "limit": wanted.limit,
     }
     table = load_table(client, ROLLOUTS_SQL, values)
-    if not table and must_exist:
-        check_run(client, run)
     if not table and wanted.evaluation:
         (known,) = client.query(EVALUATIONS_SQL, parameters={"run_id": run}).result_rows[0]
         if known:
