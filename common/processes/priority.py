@@ -16,9 +16,8 @@ TRIES, PAUSE_SECONDS = 3, 0.12
 def lower_priority(niceness: int) -> None:
     """Raise the niceness of this process, and give its session that of the process.
 
-    A session of its own has a full share of the processors, however nice its processes are, where
-    ``kernel.sched_autogroup_enabled`` is set. Call it in a child after ``setsid``, before it starts threads. What the
-    system refuses stays as it is.
+    Linux may share the processors between sessions first, however nice their processes are. Call it in the child that
+    is the head of a session, before it starts threads. What the system refuses stays as it is.
 
     :param niceness: What is added to the inherited niceness; 0 gives the session the inherited one.
     """

@@ -1,8 +1,8 @@
 """The questions the pages ask, over the exact views. A name that ends in ``_ms`` is milliseconds since 1970.
 
 Every question about a run begins at its rows by the tables' key; where LIMIT 1 BY keeps one row of each identity, the
-tables are as exact as the views and faster. A curve has at most `MAX_POINTS` points however long the run is: versions
-next to each other are taken together, ``per_point`` of them.
+tables are as exact as the views and faster. A curve has at most `MAX_POINTS` points however long the run is: those next
+to each other are taken together.
 """
 
 from lightningbus.store.reports import REPORTS

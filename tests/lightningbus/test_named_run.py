@@ -89,8 +89,8 @@ def test_two_runs_are_compared_each_in_its_own_store(place: Path) -> None:
 @pytest.mark.integration
 def test_the_only_parameter_of_a_report_needs_no_name(place: Path) -> None:
     newest = "SELECT rollout_id FROM rollouts WHERE mode = 'train' AND num_calls > 0 LIMIT 1"
-    found = run_command("query", newest, "--run", "first", "--csv", cwd=place)
-    rollout_id = found.stdout.splitlines()[1].strip('"')
+    newest_rollout = run_command("query", newest, "--run", "first", "--csv", cwd=place)
+    rollout_id = newest_rollout.stdout.splitlines()[1].strip('"')
     credit = run_command("report", "token_credit", rollout_id, "--run", "first", "--json", cwd=place)
     assert {row["rollout_id"] for row in json.loads(credit.stdout)} == {rollout_id}
     sentence = "report token_credit takes only rollout_id without --param, not 'two'"

@@ -406,9 +406,9 @@ async def test_the_same_query_is_asked_once_while_it_is_under_way(store: StorePr
     leaving = asyncio.create_task(reader.query(sql, a="1"))
     await asyncio.sleep(0)
     leaving.cancel()
-    one, same, other = await asyncio.gather(*(reader.query(sql, a=a) for a in ("1", "1", "2")))
-    assert one == same and one is not same and one[0] is not same[0] and one != other
-    assert await reader.query(sql, a="1") != one, "once it has its answer it is asked anew"
+    first, same, other = await asyncio.gather(*(reader.query(sql, a=a) for a in ("1", "1", "2")))
+    assert first == same and first is not same and first[0] is not same[0] and first != other
+    assert await reader.query(sql, a="1") != first, "once it has its answer it is asked anew"
     with pytest.raises(asyncio.CancelledError):
         await leaving
     failed = await asyncio.gather(*(reader.query("SELECT * FROM nothing") for _ in "12"), return_exceptions=True)
