@@ -36,7 +36,9 @@ LEADER_POLL_SECONDS = 0.5
 PING_SECONDS = 5
 """A connection on which two pings in a row are not answered is dead."""
 POLL_SECONDS = 0.02
-CLOSE_TIMEOUT_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
+"""Seconds to close a connection; one that was never made has `ABORT_SECONDS`."""
+ABORT_SECONDS = 1.0
 AUTH_RETRY_SECONDS = 60.0
 """Seconds for which a lost connection retries rejected keys before it gives up."""
 AUTH_RETRY_PAUSE_SECONDS = 30.0
@@ -108,7 +110,7 @@ class Connection:
             if self._fatal_error:
                 raise CredentialsError(self._fatal_error)
         except (TimeoutError, OSError, NatsError, CredentialsError) as error:
-            await self._abort_connect()
+            await self._close(ABORT_SECONDS)
             address = without_secrets(self._url)
             if self._fatal_error:
                 raise CredentialsError(f"the bus at {address} cannot be used: {self._fatal_error}") from error
@@ -126,9 +128,7 @@ class Connection:
         finally:
             self._is_established = False
             await cancel_and_wait(certificates)
-            # A connection that is lost as it is closed is closed; uvloop raises RuntimeError for writing to one.
-            with contextlib.suppress(OSError, RuntimeError):
-                await self.nc.close()
+            await self._close(CLOSE_SECONDS)
 
     async def _wait_while_busy(self, attempt: "asyncio.Task[None]", seconds: float) -> None:
         """Wait for the first attempt to connect, until it fails, for at most this many seconds."""
@@ -197,11 +197,14 @@ class Connection:
         except WorkInterruptedError:
             raise CredentialsError(f"this user has no right to do that: {self.permission_errors[-1]}") from None
 
-    async def _abort_connect(self) -> None:
-        """Close a connection that was never made; after a failed TLS handshake asyncio would wait for ever."""
+    async def _close(self, seconds: float) -> None:
+        """Close the connection; after a failed TLS handshake, at first or later, asyncio would wait for ever.
+
+        One that is lost as it is closed is closed; uvloop raises RuntimeError for writing to one.
+        """
         self._is_connecting = False
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+        with contextlib.suppress(TimeoutError, OSError, RuntimeError):
+            async with asyncio.timeout(seconds):
                 await self.nc.close()
 
     async def _on_error(self, error: Exception) -> None:

@@ -135,6 +135,19 @@ class Session:
         """
         return run_blocking(self._session.reward_curve(run, reward))
 
+    def report(self, name: str, run: str | None = None, **parameters: Any) -> Table:
+        """Answer a question by name, as ``lightningbus report`` does: `pass_at_k`, `failures`, `compare`, ...
+
+        Args:
+            name: the report.
+            run: default: that of the session. `compare` takes ``a`` and ``b`` in its place, and reads each run's store.
+            parameters: those of the report, such as ``solved=0.5``.
+
+        Raises:
+            UserError: there is no such report, parameter or run.
+        """
+        return run_blocking(self._session.report(name, run, **parameters))
+
     def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """Publish tasks to a run that is up, as ``lightningbus publish`` does.
 

@@ -32,12 +32,14 @@ HINTS = {
     "TOO_MANY_ROWS": "ask about one run, or less of it",
     "TOO_MANY_BYTES": "ask about one run, or for fewer columns",
     "MEMORY_LIMIT_EXCEEDED": "ask about one run, or for fewer columns",
-    "EMPTY_LIST_OF_COLUMNS_QUERIED": "a view with parameters takes them in brackets: docs/store.md lists them",
-    "UNKNOWN_QUERY_PARAMETER": "a view with parameters takes all of them: docs/store.md lists them",
     "UNKNOWN_TABLE": "has a store of this version written here?",
     "UNKNOWN_DATABASE": "has a store of this version written here?",
 }
 """Advice to the user, by ClickHouse's error name."""
+TABLE_FUNCTION = "Unknown table function "
+TABLE_FUNCTION_HINT = (
+    "the view of a report has the defaults of its parameters: `lightningbus report` takes others by --param"
+)
 ERROR_NAME = re.compile(r"\(([A-Z_]+)\)")
 
 
@@ -70,5 +72,6 @@ def explain_error(error: Exception) -> str:
         return "the store does not answer any more"
     message = ERROR_SUFFIX.sub("", text.rsplit(EXCEPTION_MARK, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")
     hint = next((HINTS[name] for name in ERROR_NAME.findall(text) if name in HINTS), "")
+    hint = TABLE_FUNCTION_HINT if TABLE_FUNCTION in message else hint
     message = shorten_line(message, 400)
     return f"{message}: {hint}" if hint else message

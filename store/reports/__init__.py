@@ -1,4 +1,4 @@
-"""The questions everybody asks: a file of SQL each, which is a view, and a report that can also ask about the past.
+"""The questions everybody asks: a file of SQL each, which is a report, and a view where no parameter must be given.
 
 A file has the name of the report and of its view. It begins with its title, what its figures mean, its parameters with
 their defaults and how it is drawn. Its SQL names no database, so a report can put other tables in the place of the
@@ -101,7 +101,9 @@ class Report:
 
     @property
     def view(self) -> str:
-        """The statement that makes its view; parameters with defaults have them there."""
+        """The statement that makes its view, whose parameters have their defaults. One without is for `query` alone:
+        ClickHouse ignores the names of parameters that a view lacks.
+        """
         body = self.body
         for parameter in self.parameters:
             if parameter.default is not None:

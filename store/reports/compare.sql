@@ -1,5 +1,5 @@
 -- title: Comparison of two runs or two versions
--- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name. Rewards are those that count in reward_by_version, or those of the name reward. The versions of a side are pooled unless version_a or version_b chooses one. The standard error is over tasks: a task that is published again, in another pass or evaluation, is one task. Its difference is that of the difference of two means, sqrt(a² + b²). It leaves out the noise between trainings: compare several seeds of each setting.
+-- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name: the one that an evaluation is pinned to, else the newest that sampled a token. Rewards are those that count in reward_by_version, or those of the name reward as in reward_by_name. The versions of a side are pooled unless version_a or version_b chooses one. The standard error is over tasks: a task that is published again, in another pass or evaluation, is one task. Its difference is that of the difference of two means, sqrt(a² + b²). It leaves out the noise between trainings: compare several seeds of each setting.
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1
@@ -10,11 +10,21 @@
 -- parameter: reward String =
 WITH chosen AS
 (
-    SELECT *, if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version
+    SELECT *, if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS sampled_version
     FROM rollouts
     WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String}
         AND ({model:String} = '' OR mapContains(newest_versions, {model:String}))
-        AND (-1 IN ({version_a:Int64}, {version_b:Int64}) OR version IN ({version_a:Int64}, {version_b:Int64}))
+        AND (
+            {mode:String} = 'eval' OR -1 IN ({version_a:Int64}, {version_b:Int64})
+            OR sampled_version IN ({version_a:Int64}, {version_b:Int64})
+        )
+),
+always_named AS
+(
+    SELECT run_id FROM rollouts
+    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String} AND outcome = 'ok'
+        AND notEmpty(rewards) AND ({model:String} = '' OR mapContains(newest_versions, {model:String}))
+    GROUP BY run_id HAVING min(mapContains(rewards, {reward:String})) = 1
 ),
 sided AS
 (
@@ -25,10 +35,12 @@ sided AS
     (
         SELECT o.run_id AS run_id, replaceRegexpOne(task_id, '@[^@]*$', '') AS question, outcome = 'ok' AS is_ok, attempt > 1 AS is_retried,
             date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, model_seconds, num_calls, response_tokens,
-            num_truncated, version,
+            num_truncated,
+            if(mapContains(t.weight_versions, answering), toNullable(t.weight_versions[answering]), sampled_version) AS version,
             multiIf(
                 {reward:String} != '' AND outcome = 'ok',
                     if(mapContains(rewards, {reward:String}), toNullable(rewards[{reward:String}]), NULL),
+                {reward:String} != '' AND run_id NOT IN (SELECT run_id FROM always_named), NULL,
                 NOT mapContains(newest_versions, answering) AND NOT mapContains(t.weight_versions, answering), NULL,
                 {counted_reward}) AS counted
         FROM chosen AS o
@@ -62,19 +74,19 @@ by_task AS
 metrics AS
 (
     SELECT side, arrayJoin([
-        ('01 rollouts', sum(num) AS rollouts), ('02 ended well', sum(num_ok) / rollouts),
-        ('03 mean reward', sum(total) / sum(num_counted) AS mean),
-        ('04 standard error of the mean reward', if(countIf(num_counted > 0) AS tasks > 1,
+        ('01 rollouts', sum(num) AS rollouts), ('02 rollouts that count', sum(num_counted)), ('03 ended well', sum(num_ok) / rollouts),
+        ('04 mean reward', sum(total) / sum(num_counted) AS mean),
+        ('05 standard error of the mean reward', if(countIf(num_counted > 0) AS tasks > 1,
             sqrt(tasks / (tasks - 1) * greatest(0, sum(total * total) - 2 * mean * sum(total * num_counted)
                 + mean * mean * sum(num_counted * num_counted))) / sum(num_counted), NULL)),
-        ('05 reward spread', stddevPopMerge(spread)),
-        ('06 mean reward of the newest version', arraySum(one -> one.2.3, newest_tasks) / arraySum(one -> one.2.2, newest_tasks)),
-        ('07 rollouts of the newest version', arraySum(one -> one.2.1, newest_tasks)),
-        ('08 mean seconds', sum(seconds) / rollouts), ('09 mean model seconds', sum(model_seconds) / rollouts),
-        ('10 mean calls', sum(num_calls) / rollouts), ('11 mean tokens sampled', sum(num_tokens) / rollouts),
-        ('12 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
-        ('13 needed another attempt', sum(num_retried) / rollouts), ('14 newest version', toFloat64(nullIf(max(last) AS newest, -1))),
-        ('15 versions', toFloat64(uniqExactArray(versions)))
+        ('06 reward spread', stddevPopMerge(spread)),
+        ('07 mean reward of the newest version', arraySum(one -> one.2.3, newest_tasks) / arraySum(one -> one.2.2, newest_tasks)),
+        ('08 rollouts of the newest version', arraySum(one -> one.2.1, newest_tasks)),
+        ('09 mean seconds', sum(seconds) / rollouts), ('10 mean model seconds', sum(model_seconds) / rollouts),
+        ('11 mean calls', sum(num_calls) / rollouts), ('12 mean tokens sampled', sum(num_tokens) / rollouts),
+        ('13 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
+        ('14 needed another attempt', sum(num_retried) / rollouts), ('15 newest version', toFloat64(nullIf(max(last) AS newest, -1))),
+        ('16 versions', toFloat64(uniqExactArray(versions)))
     ]) AS one, arrayFilter(one -> one.1 = newest AND newest >= 0, groupArray((last, of_last))) AS newest_tasks
     FROM by_task GROUP BY side
 )

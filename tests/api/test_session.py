@@ -47,6 +47,17 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         assert "call 0 · writer" in repr(session.transcript(failed[0]["rollout_id"]))
 
 
+def test_reports_are_tables_as_the_command_prints_them(seeded: Path) -> None:
+    with lb.connect("first", runs=seeded) as session:
+        passes = session.report("pass_at_k", solved=0.5)
+        assert passes.column("run_id") and {"pass_1", "note"} <= set(passes.columns) and passes.title
+        rewards = session.report("reward_by_version")
+        assert {"low_95", "high_95"} <= set(rewards.columns)
+        compared = {row["figure"]: row for row in session.report("compare", a="first", b="first")}
+        assert compared["rollouts"]["a"] == compared["rollouts"]["b"] > 0
+        assert compared["mean reward"]["difference"] == 0
+
+
 def test_a_table_without_rows_has_the_types_of_a_full_one(seeded: Path) -> None:
     with lb.connect(runs=seeded) as session:
         full, empty = session.rollouts(outcome="ok"), session.rollouts(evaluation="none")
@@ -84,6 +95,14 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: session.reward_curve("frist"), "there is no run 'frist' in the store; did you mean 'first'?"),
             (lambda: session.reward_curve("second"), "run 'second' has a store of its own: lightningbus.connect("),
             (lambda: session.transcript("t0@p0.0", run="second"), "run 'second' has a store of its own"),
+            (lambda: session.report("pas_at_k"), "there is no report 'pas_at_k'; did you mean 'pass_at_k'?"),
+            (lambda: session.report("pass_at_k", solve=1), "report pass_at_k takes solved, not solve"),
+            (lambda: session.report("compare", a="first", b="frist"), "there is no run 'frist' in the store"),
+            (lambda: session.report("compare", a="first", b="first", version_b=99), "has no rollouts with mode=train"),
+            (
+                lambda: session.query("SELECT * FROM compare(a='first', b='first')"),
+                "`lightningbus report` takes others",
+            ),
             (lambda: session.rollouts(mode="test"), "mode: there is no 'test'; known are train, eval"),
             (
                 lambda: session.rollouts(outcome="okay"),

@@ -203,7 +203,9 @@ def test_the_sdist_has_what_the_wheel_is_made_of(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {str(PurePosixPath(*PurePosixPath(each.name).parts[1:])) for each in archive if each.isfile()}
     built_files = {"PKG-INFO", "setup.cfg"} | {name for name in names if name.startswith("lightningbus.egg-info/")}
-    assert names - built_files == files_of_the_package() | {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"}
+    beside = {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "AGENTS.md", "CHANGELOG.md", "SECURITY.md"}
+    beside |= {name for name in tracked_files() if name.startswith(("deploy/", "docs/", "requirements/"))}
+    assert names - built_files == files_of_the_package() | beside
 
 
 def test_no_package_of_the_repository_is_forgotten() -> None:

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from math import sqrt
+from pathlib import Path
 from statistics import mean, pstdev, stdev
 from typing import Any
 
@@ -232,3 +233,36 @@ def test_an_evaluation_leaves_out_what_was_not_graded(store: StoreProcess, event
     parameters = {"run_id": "default", "suffix": "@default", "reward": "", "pass_reward": 1.0}
     ((_, actual, standard_error, *_),) = store.sql.query(RESULTS, parameters=parameters).result_rows
     assert actual == pytest.approx(mean(graded)) and standard_error == pytest.approx(stdev(graded) / sqrt(len(graded)))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("is_always_given", [True, False])
+def test_a_comparison_of_a_named_reward_counts_failures_as_the_rewards_by_name(
+    tmp_path: Path, is_always_given: bool
+) -> None:
+    """A failed rollout counts 0 only under the names that all others have."""
+    events: list[Event] = []
+    for number, event in enumerate(seed_store.evaluations("named", range(2), num_tasks=60)):
+        if isinstance(event, SpanBatch) and event.end is not None and event.end.outcome == "ok":
+            brief = {"brief": 0.5} if is_always_given or number % 3 else {}
+            event = replace(event, end=replace(event.end, rewards={"correct": 1.0, **brief}))
+        events.append(event)
+        if isinstance(event, SpanBatch) and event.end is not None:
+            task = Task(id=event.task_id, run_id="named", agent="default", mode="eval", input=0)
+            record = TaskRecord(task=task, rollout_id=event.rollout_id, span=event.spans[0])
+            events.append(TaskBatchRecord(tasks=(record,)))
+    assert any(isinstance(each, SpanBatch) and each.end and each.end.outcome != "ok" for each in events)
+    report = REPORTS["compare"]
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, events)
+        rows = store.sql.query("SELECT * FROM reward_by_name WHERE evaluation = 'sampled'").named_results()
+        of_name = {(row["name"], row["version"]): row for row in rows}
+        assert len(of_name) == 4
+        for (name, version), expected_row in of_name.items():
+            sides = {"a": "named", "b": "named", "version_a": str(version), "version_b": str(version)}
+            chosen = {"mode": "eval", "evaluation": "sampled", "reward": name}
+            answer = store.sql.query(report.query("lightningbus"), parameters=report.values(sides | chosen, ""))
+            actual = {row["figure"]: row["a"] for row in answer.named_results()}
+            assert actual["rollouts that count"] == expected_row["rollouts"]
+            assert actual["mean reward"] == pytest.approx(expected_row["mean_reward"])
+            assert actual["standard error of the mean reward"] == pytest.approx(expected_row["standard_error"])

@@ -3,8 +3,9 @@
 `lightningbus.api.blocking` has the same for code without an event loop; ``python -m docs.reference`` writes it.
 """
 
+import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from lightningbus.api.agent_function import parse_runner
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options, has_own_runner
 from lightningbus.api.sessions.queries import load_frame, load_table
+from lightningbus.api.sessions.reports import find_report, load_report, load_side
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.rollout_list import RolloutFilter, list_rollouts
 from lightningbus.api.sessions.table import Table
@@ -30,13 +32,18 @@ from lightningbus.run.evaluation.live_evaluation import evaluate_live
 from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, publish_all
 from lightningbus.run.jobs.extra_runner import with_extra_runner
 from lightningbus.run.processes.stack import LocalStack
+from lightningbus.run.run_data.model_choice import read_known_learners
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_data.run_names import check_run, list_stored_runs
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.labels import Labels, read_all_labels
-from lightningbus.run.run_directory.lookup import find_run, find_run_names
+from lightningbus.run.run_directory.lookup import find_named_run, find_run, find_run_names
 from lightningbus.schemas import subjects
+from lightningbus.store.reports import Report
+from lightningbus.store.reports.compared_runs import COMPARISON, SIDES, Side, join_sides, list_notes
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -144,6 +151,45 @@ class AsyncSession:
         return await self._ask_about(
             run, lambda client: RewardCurve.load(client, run or self._run or _find_newest_run(client), reward)
         )
+
+    async def report(self, name: str, run: str | None = None, **parameters: Any) -> Table:
+        """Answer a question by name, as ``lightningbus report`` does: `pass_at_k`, `failures`, `compare`, ...
+
+        Args:
+            name: the report.
+            run: default: that of the session. `compare` takes ``a`` and ``b`` in its place, and reads each run's store.
+            parameters: those of the report, such as ``solved=0.5``.
+
+        Raises:
+            UserError: there is no such report, parameter or run.
+        """
+        with as_user_error():
+            report, values = find_report(name, parameters)
+            if name != COMPARISON:
+                return await self._ask_about(
+                    run, lambda client: load_report(client, report, values, run or self._run or "")
+                )
+            a, b = [await self._ask_side(report, values, side) for side in SIDES]
+            names = [values[side] for side in SIDES]
+            columns, rows = join_sides(
+                (list(a.columns), list(a.rows)), (list(b.columns), list(b.rows)), " : ".join(names)
+            )
+            learners = [read_known_learners(each, self._runs) for each in names]
+            for note in list_notes(names, learners, values, (columns, rows)):
+                log.warning("%s", note)
+            return Table(tuple(columns), tuple(rows), report.title)
+
+    async def _ask_side(self, report: Report, values: Mapping[str, str], side: Side) -> Table:
+        """Answer a comparison for one of its runs: in this session's store, or in the run's own."""
+
+        def work(client: Client) -> Table:
+            return load_side(client, report, values, side)
+
+        run = values[side]
+        if run == self._run or find_named_run(run, self._runs) is None:
+            return await self._ask(work)
+        async with await aconnect(run, runs=self._runs) as session:
+            return await session._ask(work)
 
     async def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """Publish tasks to a run that is up, as ``lightningbus publish`` does.

@@ -153,7 +153,8 @@ def describe(
     """
     name, task = _name_of(runner), f"task {trial.task.id!r}"
     if result.outcome != "ok":
-        raise UserError(f"{name}: {task} failed when {_list_answers(runner)}: {result.error}")
+        failure = f"{name}: {task} failed when {_list_answers(runner)}: {result.error}"
+        raise UserError(f"{failure}; runners.scripted_answers gives others")
     if not num_calls and trial.mode == "train":
         raise UserError(f"{name}: {task} made no model call, so that there is no token to train on: its {CALL_ADVICE}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"

@@ -100,4 +100,5 @@ def create_views(client: Client, database: str, cluster: str | None = None) -> N
         client.command(statement)
     client.command(render_sql(COUNTED_REWARDS_VIEW, database, cluster))
     for report in REPORTS.values():
-        client.command(render_sql(report.view, database, cluster))
+        if not report.required:
+            client.command(render_sql(report.view, database, cluster))

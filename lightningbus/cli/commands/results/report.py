@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from lightningbus.bus.errors import BusError
 from lightningbus.cli.options import (
     CsvOption,
     DatabaseOption,
@@ -22,13 +21,12 @@ from lightningbus.cli.options import (
 )
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.errors import UserError, exit_with
+from lightningbus.run.run_data.model_choice import read_known_learners
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.run.run_directory.lookup import find_named_run
 from lightningbus.store.reports import Report, ResultTable
 from lightningbus.store.reports.compared_runs import (
     COMPARISON,
     SIDES,
-    Learners,
     Side,
     choose_side,
     describe_selection,
@@ -79,7 +77,7 @@ def report(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Answer the usual questions about a run. Each report is also an SQL view."""
+    """Answer the usual questions about a run. Each but compare is also an SQL view."""
     with require_extra("store"):
         from lightningbus.run.run_data.run_names import check_model, check_reward, find_stored_run, list_evaluations
         from lightningbus.store.reports import REPORTS
@@ -153,18 +151,9 @@ def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, st
 
     a, b = (ask(arguments[side], side) for side in SIDES)
     compared = join_sides(a, b, " : ".join(names))
-    for note in list_notes(names, [_read_learners(name) for name in names], arguments, compared):
+    for note in list_notes(names, [read_known_learners(name) for name in names], arguments, compared):
         print(f"warning: {note}", file=sys.stderr)
     return compared
-
-
-def _read_learners(run: str) -> Learners:
-    """Read the settings of the learners of a run here, by model; empty where they are not on record."""
-    directory = find_named_run(run)
-    try:
-        return directory.read_learners() if directory is not None else {}
-    except BusError:  # its record is damaged, and its store may be whole
-        return {}
 
 
 def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
