@@ -6,7 +6,7 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.evaluation import evaluate
+from lightningbus.run.evaluation.evaluation import describe_missing_reward, evaluate
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.tasks.task_loading import TaskInput
 from tests.optimize.conftest import world_of
@@ -42,10 +42,23 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         assert good.failures == good.pass_note == failed.pass_note == ""
         strict = await answer("strict", [right, {}], pass_reward=2.0)
         assert strict.pass_note == "none is 2 or more; rewards are 1 to 1"
-        with pytest.raises(
-            UserError, match="evaluation greedy: none of 1 rollouts has a reward with the name 'style', nor any by name"
-        ):
-            await answer("named", [right], "style")
+        unnamed = await answer("named", [right], "style")
+        assert (unnamed.mean_reward, unnamed.ok, unnamed.reward) == (0.0, 1, "style"), (
+            "it is given in some answers alone"
+        )
+
+
+def test_a_reward_that_no_rollout_has_counts_as_0_unless_it_is_misspelt() -> None:
+    described = describe_missing_reward("hard-greedy", "humble", 12, ["correct", "bonus"])
+    assert described == (
+        "evaluation hard-greedy: none of 12 rollouts has a reward with the name 'humble', so each counts as 0; "
+        "they have bonus, correct"
+    )
+    assert describe_missing_reward("greedy", "humble", 3, []).endswith("they have none by name")
+    with pytest.raises(
+        UserError, match="none of 12 rollouts has a reward with the name 'corect'; did you mean 'correct'"
+    ):
+        describe_missing_reward("greedy", "corect", 12, ["correct", "bonus"])
 
 
 @pytest.mark.parametrize("num_hung", [1, pytest.param(3, marks=pytest.mark.long)])

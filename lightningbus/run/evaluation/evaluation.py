@@ -1,5 +1,6 @@
 """Held-out reward of one weight version, measured through the same bus, runners and inference nodes."""
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, ConfigDict, Field
 
 from lightningbus.bus.client import Bus
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_near_name
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
@@ -19,6 +20,8 @@ from lightningbus.run.evaluation.retrying_store import RetryingStore
 from lightningbus.store.reports.interval import Interval, estimate_interval, format_mean
 from lightningbus.store.reports.pass_note import select_pass_note
 from lightningbus.tasks.task_loading import TaskInput
+
+log = logging.getLogger(__name__)
 
 # By task first: the answers to one task are not independent of each other.
 RESULTS = f"""
@@ -113,6 +116,19 @@ class Evaluation(BaseModel):
         return format_mean(self.mean_reward, self.standard_error, self.interval)
 
 
+def describe_missing_reward(label: str, reward: str, num_ok: int, names: Sequence[str]) -> str:
+    """Describe an evaluation in which no rollout has the named reward that counts; each counts as 0 then. Pure.
+
+    An agent may give a name in some answers alone. Raises `UserError` where the name is likely misspelt: ``names``,
+    those that the rollouts have, hold a similar one.
+    """
+    what = f"evaluation {label}: none of {num_ok} rollouts has a reward with the name {reward!r}"
+    if near := suggest_near_name(reward, names):
+        raise UserError(f"{what}; {near}")
+    others = f"they have {', '.join(sorted(names))}" if names else "they have none by name"
+    return f"{what}, so each counts as 0; {others}"
+
+
 def describe_pass_notes(evaluations: Iterable[Evaluation], setting: str = "") -> list[str]:
     """Describe, by label, a threshold of pass@k that fits the rewards of no version, and the setting to change. Pure.
 
@@ -174,10 +190,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             pinned = versions[name]
             raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {actual} answered")
     if num_ok and not num_named:
-        what = f"evaluation {label}: none of {num_ok} rollouts has a reward with the name {request.reward!r}"
-        raise UserError(
-            f"{what}; {suggest_name(request.reward, names)}".rstrip("; ") if names else f"{what}, nor any by name"
-        )
+        log.warning("%s", describe_missing_reward(label, request.reward, num_ok, names))
     return Evaluation(
         label=label,
         version=versions.get(request.model, 0),
