@@ -99,6 +99,5 @@ def create_views(client: Client, database: str, cluster: str | None = None) -> N
     for statement in views.statements(database, cluster):
         client.command(statement)
     client.command(render_sql(COUNTED_REWARDS_VIEW, database, cluster))
-    for report in REPORTS.values():
-        if not report.required:
-            client.command(render_sql(report.view, database, cluster))
+    for report in (each for each in REPORTS.values() if not each.required):
+        client.command(render_sql(report.view, database, cluster))
