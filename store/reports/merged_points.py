@@ -1,8 +1,7 @@
-"""Points of a reward curve that are taken together: too many, or of too few rollouts to stand alone. Pure."""
+"""Points of a reward curve that hold too few rollouts to stand alone. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
 from itertools import groupby
 from operator import add
 from statistics import median
@@ -33,20 +32,6 @@ def merge_thin_points(rows: Iterable[QueryRow]) -> list[QueryRow]:
 
 def _curve_of(row: QueryRow) -> tuple[str, str, str, str]:
     return row.get("model", ""), row.get("mode", "train"), row.get("evaluation", ""), row.get("name", "")
-
-
-def merge_neighbours(rows: Iterable[QueryRow], max_points: int) -> list[QueryRow]:
-    """Merge the points of curves until each has at most ``max_points``; rows are as in `merge_thin_points`.
-
-    Versions next to each other are taken together, as many in each curve, and ``per_point`` spans them.
-    """
-    curves = [list(points) for _, points in groupby(rows, key=_curve_of)]
-    width = max((point["version"] for points in curves for point in points), default=0) // max_points + 1
-    return [
-        reduce(combine, neighbours, {**first, "per_point": first.get("per_point", 1)})
-        for points in curves
-        for _, (first, *neighbours) in groupby(points, key=lambda point: point["version"] // width)
-    ]
 
 
 def _merge(points: Sequence[QueryRow]) -> list[QueryRow]:

@@ -1,8 +1,8 @@
 """The questions the pages ask, over the exact views. A name that ends in ``_ms`` is milliseconds since 1970.
 
 Every question about a run begins at its rows by the tables' key; where LIMIT 1 BY keeps one row of each identity, the
-tables are as exact as the views and faster. A curve has at most `MAX_POINTS` points however long the run is: those next
-to each other are taken together.
+tables are as exact as the views and faster. A curve has at most `MAX_POINTS` points however long the run is: versions
+next to each other are taken together, ``per_point`` of them.
 """
 
 from lightningbus.store.reports import REPORTS
@@ -64,19 +64,50 @@ SELECT mode, evaluation, count() AS rollouts, countIf(outcome = 'ok') AS ended_w
 FROM rollouts WHERE run_id = {{run_id:String}} GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
 
-OF_RUN = f"""
+REWARDS = f"""
 WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
 tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
 training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
-counted_rewards AS ({COUNTED_REWARDS})
+counted_rewards AS ({COUNTED_REWARDS}),
+by_version AS ({REPORTS["reward_by_version"].body})
+SELECT model, mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(num) AS rollouts,
+    sum(num * mean) / rollouts AS mean_reward,
+    sqrt(greatest(0., sum(num * (spread * spread + mean * mean)) / rollouts - mean_reward * mean_reward))
+        AS reward_spread,
+    sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
+    min(low) AS worst, max(high) AS best, sum(num_tasks) AS tasks, min(is_binary) AS is_success_rate
+FROM
+(
+    SELECT model, mode, evaluation, version AS one, rollouts AS num, mean_reward AS mean, reward_spread AS spread,
+        standard_error AS error, worst AS low, best AS high, tasks AS num_tasks,
+        is_success_rate AS is_binary, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
+    FROM by_version WHERE {OF_MODEL}
+)
+GROUP BY model, mode, evaluation, version ORDER BY model, mode DESC, evaluation, version
 """
-"""The views that reports of rewards read, of one run."""
+"""The report `reward_by_version` of one run, in few points."""
 
-REWARDS = OF_RUN + REPORTS["reward_by_version"].body
-"""The report `reward_by_version` of one run: a row for each model, evaluation and version."""
-
-NAMED_REWARDS = OF_RUN + REPORTS["reward_by_name"].body
-"""The report `reward_by_name` of one run."""
+NAMED_REWARDS = f"""
+WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
+tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
+training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
+counted_rewards AS ({COUNTED_REWARDS}),
+by_name AS ({REPORTS["reward_by_name"].body})
+SELECT model, mode, evaluation, name, intDiv(one, width) * width AS version, any(width) AS per_point,
+    sum(num) AS rollouts,
+    sum(num * mean) / rollouts AS mean_reward,
+    sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
+    min(low) AS worst, max(high) AS best, sum(num_tasks) AS tasks, min(is_binary) AS is_success_rate
+FROM
+(
+    SELECT model, mode, evaluation, name, version AS one, rollouts AS num, mean_reward AS mean,
+        standard_error AS error, worst AS low, best AS high, tasks AS num_tasks,
+        is_success_rate AS is_binary, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
+    FROM by_name WHERE {OF_MODEL}
+)
+GROUP BY model, mode, evaluation, name, version ORDER BY model, name, mode DESC, evaluation, version
+"""
+"""The report `reward_by_name` of one run, in few points."""
 
 HAS_NAMED_REWARDS = """
 SELECT 1 FROM raw_rollouts WHERE run_id = {run_id:String} AND notEmpty(rewards) LIMIT 1

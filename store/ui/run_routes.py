@@ -8,7 +8,7 @@ from aiohttp import web
 
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.step_metrics import describe_metric
-from lightningbus.store.reports.merged_points import merge_neighbours, merge_thin_points
+from lightningbus.store.reports.merged_points import merge_thin_points
 from lightningbus.store.ui import curves, progress, queries, run_list, run_state
 from lightningbus.store.ui.client import QueryRow, StoreState
 from lightningbus.store.ui.other_run import RunReader
@@ -96,11 +96,7 @@ class RunRoutes:
         return json_response(await self._reader.query(queries.AUDIT, **values))
 
     async def _read_rewards(self, sql: str, request: web.Request) -> list[QueryRow]:
-        values = _run_of(request)
-        rows = await self._reader.query(sql, run_id=values["run_id"])
-        of_model = [row for row in rows if values["model"] in ("", row["model"])]
-        of_model.sort(key=lambda row: (row["model"], row.get("name", ""), row["mode"] != "train", row["evaluation"]))
-        return merge_thin_points(merge_neighbours(of_model, queries.MAX_POINTS))
+        return merge_thin_points(await self._reader.query(sql, **_run_of(request)))
 
     async def _overview(self, request: web.Request) -> web.Response:
         values = _run_of(request)

@@ -195,10 +195,23 @@ async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_a
 
 
 async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f", {queries.MAX_POINTS}) + 1" in curves.METRICS
-    monkeypatch.setattr(queries, "MAX_POINTS", 3)
+    for query in (queries.REWARDS, curves.METRICS):
+        assert f", {queries.MAX_POINTS}) + 1" in query
+    monkeypatch.setattr(queries, "REWARDS", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
     curve = await ask("run/rewards", run_id=RUN)
     assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(("query", "num_names"), [(queries.REWARDS, 1), (queries.NAMED_REWARDS, 2)])
+async def test_a_long_curve_stays_within_the_rows_that_a_page_may_ask_for(
+    store: StoreProcess, query: str, num_names: int
+) -> None:
+    limits = UI | {"max_result_rows": 3 * num_names}
+    reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=limits))
+    short = query.replace(f", {queries.MAX_POINTS})", ", 3)")
+    assert len(await reader.query(short, run_id=RUN, model="")) == 3 * num_names
+    with pytest.raises(QueryFailedError, match="Limit for result exceeded"):
+        await reader.query(query, run_id=RUN, model="")
 
 
 async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lightningbus.store.reports.merged_points import merge_neighbours, merge_thin_points
+from lightningbus.store.reports.merged_points import merge_thin_points
 from lightningbus.store.ui.progress import build_overview, estimate_seconds_left
 
 
@@ -35,22 +35,6 @@ def test_points_of_evaluations_and_of_other_models_are_never_merged() -> None:
         point(4, 2, 0.5, mode="eval", evaluation="greedy"),
     ]
     assert merge_thin_points(rows) == rows
-
-
-def test_a_long_curve_is_merged_until_it_has_its_points() -> None:
-    long = [point(version, 10, version / 100, 0.1) for version in range(100)]
-    few = [point(version, 4, 0.5, mode="eval", evaluation="greedy") for version in (0, 55, 99)]
-    merged = merge_neighbours([*long, *few], 10)
-    assert [(row["version"], row["per_point"], row["rollouts"]) for row in merged[:10]] == [
-        (first, 10, 100) for first in range(0, 100, 10)
-    ]
-    assert [row["mean_reward"] for row in merged[:10]] == pytest.approx(
-        [first / 100 + 0.045 for first in range(0, 100, 10)]
-    )
-    assert merged[0]["standard_error"] == pytest.approx(0.1 / 10**0.5)
-    assert [(row["version"], row["per_point"]) for row in merged[10:]] == [(0, 1), (55, 1), (99, 1)]
-    assert merge_neighbours([*long, *few], 100) == [{**row, "per_point": 1} for row in (*long, *few)]
-    assert merge_neighbours([], 10) == []
 
 
 def test_errors_of_merged_points_are_those_of_the_weighed_mean() -> None:
