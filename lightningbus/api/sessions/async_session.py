@@ -18,7 +18,7 @@ from lightningbus.api.agent_function import parse_runner
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options, has_own_runner
 from lightningbus.api.sessions.queries import load_frame, load_table
-from lightningbus.api.sessions.reports import find_report, load_report, load_side
+from lightningbus.api.sessions.reports import find_report, load_report
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.rollout_list import RolloutFilter, list_rollouts
 from lightningbus.api.sessions.table import Table
@@ -32,7 +32,7 @@ from lightningbus.run.evaluation.live_evaluation import evaluate_live
 from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, publish_all
 from lightningbus.run.jobs.extra_runner import with_extra_runner
 from lightningbus.run.processes.stack import LocalStack
-from lightningbus.run.run_data.model_choice import read_known_learners
+from lightningbus.run.run_data.comparison import join_runs, load_side
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_data.run_names import check_run, list_stored_runs
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
@@ -40,8 +40,8 @@ from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.labels import Labels, read_all_labels
 from lightningbus.run.run_directory.lookup import find_named_run, find_run, find_run_names
 from lightningbus.schemas import subjects
-from lightningbus.store.reports import Report
-from lightningbus.store.reports.compared_runs import COMPARISON, SIDES, Side, join_sides, list_notes
+from lightningbus.store.reports import Report, ResultTable
+from lightningbus.store.reports.compared_runs import COMPARISON, SIDES, Side
 
 log = logging.getLogger(__name__)
 
@@ -165,25 +165,22 @@ class AsyncSession:
         """
         with as_user_error():
             report, values = find_report(name, parameters)
-            if name != COMPARISON:
-                return await self._ask_about(
+            if name == COMPARISON:
+                a, b = [await self._ask_side(report, values, side) for side in SIDES]
+                (columns, rows), notes = join_runs(a, b, values, self._runs)
+                for note in notes:
+                    log.warning("%s", note)
+            else:
+                columns, rows = await self._ask_about(
                     run, lambda client: load_report(client, report, values, run or self._run or "")
                 )
-            a, b = [await self._ask_side(report, values, side) for side in SIDES]
-            names = [values[side] for side in SIDES]
-            columns, rows = join_sides(
-                (list(a.columns), list(a.rows)), (list(b.columns), list(b.rows)), " : ".join(names)
-            )
-            learners = [read_known_learners(each, self._runs) for each in names]
-            for note in list_notes(names, learners, values, (columns, rows)):
-                log.warning("%s", note)
             return Table(tuple(columns), tuple(rows), report.title)
 
-    async def _ask_side(self, report: Report, values: Mapping[str, str], side: Side) -> Table:
+    async def _ask_side(self, report: Report, values: Mapping[str, str], side: Side) -> ResultTable:
         """Answer a comparison for one of its runs: in this session's store, or in the run's own."""
 
-        def work(client: Client) -> Table:
-            return load_side(client, report, values, side)
+        def work(client: Client) -> ResultTable:
+            return load_side(client, values, side, lambda chosen, run_id: load_report(client, report, chosen, run_id))
 
         run = values[side]
         if run == self._run or find_named_run(run, self._runs) is None:
@@ -253,10 +250,11 @@ class AsyncSession:
         """Answer a question about a run; raise `UserError` where that is another than the session's and not stored."""
 
         def check_and_work(client: Client) -> T:
-            if run is not None and run != self._run:
-                if run in find_run_names(self._runs) and run not in list_stored_runs(client):
-                    raise UserError(f"run {run!r} has a store of its own: lightningbus.connect({run!r}) reads it")
-                check_run(client, run)
+            if run is None or run == self._run or run in list_stored_runs(client):
+                return work(client)
+            if run in find_run_names(self._runs):
+                raise UserError(f"run {run!r} has a store of its own: lightningbus.connect({run!r}) reads it")
+            check_run(client, run)
             return work(client)
 
         return await self._ask(check_and_work)

@@ -1,17 +1,14 @@
-"""The reports of `lightningbus report` as tables of a session. Each function blocks, but `find_report`."""
+"""The reports of `lightningbus report`, asked by a session."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.api.sessions.table import Table
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_data.run_names import check_reward, find_stored_run, list_evaluations
 from lightningbus.store.clickhouse.client import DATABASE, query_table
-from lightningbus.store.reports import REPORTS, Report
-from lightningbus.store.reports.compared_runs import Side, choose_side, describe_selection
+from lightningbus.store.reports import REPORTS, Report, ResultTable
 from lightningbus.store.reports.interval import add_intervals
 
 
@@ -27,21 +24,7 @@ def find_report(name: str, parameters: Mapping[str, Any]) -> tuple[Report, dict[
     return report, values
 
 
-def load_report(client: Client, report: Report, values: Mapping[str, str], run_id: str) -> Table:
-    """Answer a report about one run; empty: about all runs of the store."""
+def load_report(client: Client, report: Report, values: Mapping[str, str], run_id: str) -> ResultTable:
+    """Answer a report about one run; empty: about all runs of the store. Blocks."""
     sql = report.query(client.database or DATABASE)
-    columns, rows = add_intervals(query_table(client, sql, report.values(values, run_id)))
-    return Table(tuple(columns), tuple(rows), report.title)
-
-
-def load_side(client: Client, report: Report, values: Mapping[str, str], side: Side) -> Table:
-    """Answer a comparison for one of its runs, in that run's store; raises `UserError` where it has no rollouts."""
-    run = values[side]
-    run_id = find_stored_run(client, run)
-    if values.get("reward"):
-        check_reward(client, run_id, values["reward"])
-    table = load_report(client, report, choose_side(values, side, run_id), run_id)
-    if not table:
-        selection = describe_selection(values, side, list_evaluations(client, run_id))
-        raise UserError(f"run {run!r} has no rollouts with {selection}")
-    return table
+    return add_intervals(query_table(client, sql, report.values(values, run_id)))

@@ -21,18 +21,9 @@ from lightningbus.cli.options import (
 )
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.errors import UserError, exit_with
-from lightningbus.run.run_data.model_choice import read_known_learners
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.store.reports import Report, ResultTable
-from lightningbus.store.reports.compared_runs import (
-    COMPARISON,
-    SIDES,
-    Side,
-    choose_side,
-    describe_selection,
-    join_sides,
-    list_notes,
-)
+from lightningbus.store.reports.compared_runs import COMPARISON, SIDES, Side
 
 MAX_ROWS = 1000
 NEXT = """
@@ -79,7 +70,8 @@ def report(
 ) -> None:
     """Answer the usual questions about a run. Each but compare is also an SQL view."""
     with require_extra("store"):
-        from lightningbus.run.run_data.run_names import check_model, check_reward, find_stored_run, list_evaluations
+        from lightningbus.run.run_data.comparison import load_side
+        from lightningbus.run.run_data.run_names import check_model, find_stored_run
         from lightningbus.store.reports import REPORTS
         from lightningbus.store.reports.interval import add_intervals
     if html is not None:
@@ -112,19 +104,16 @@ def report(
 
     def ask(run: str, side: Side | None = None) -> ResultTable:
         def answer(client: Any) -> ResultTable:
-            run_id = find_stored_run(client, run)
-            values = choose_side(arguments, side, run_id) if side is not None else arguments
-            if model:
-                check_model(client, run_id, model)
-            if side is not None and arguments.get("reward"):
-                check_reward(client, run_id, arguments["reward"])
-            until = _moment(client, as_of, run_id, model) if as_of is not None else None
-            bound = definition.values(values, run_id) | ({"model": model} if of_model else {})
-            table = add_intervals(run_query(client, definition.query(database, most, of_model, until), **bound))
-            if side is not None and not table[1]:
-                selection = describe_selection(arguments, side, list_evaluations(client, run_id))
-                raise UserError(f"run {run!r} has no rollouts with {selection}")
-            return table
+            def load(values: Mapping[str, str], run_id: str) -> ResultTable:
+                if model:
+                    check_model(client, run_id, model)
+                until = _moment(client, as_of, run_id, model) if as_of is not None else None
+                bound = definition.values(values, run_id) | ({"model": model} if of_model else {})
+                return add_intervals(run_query(client, definition.query(database, most, of_model, until), **bound))
+
+            if side is not None:
+                return load_side(client, arguments, side, load)
+            return load(arguments, find_stored_run(client, run))
 
         return with_sql_client(sql, database, answer, run)
 
@@ -145,13 +134,14 @@ def report(
 
 def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, str], run: str) -> ResultTable:
     """Ask each of two runs in its own store, and join the answers; raises `UserError` where one has no rollouts."""
+    from lightningbus.run.run_data.comparison import join_runs
+
     names = [arguments[side] for side in SIDES]
     if run and run not in names:
         raise UserError(f"--run: report compare is about {' and '.join(names)}: leave --run out")
-
     a, b = (ask(arguments[side], side) for side in SIDES)
-    compared = join_sides(a, b, " : ".join(names))
-    for note in list_notes(names, [read_known_learners(name) for name in names], arguments, compared):
+    compared, notes = join_runs(a, b, arguments)
+    for note in notes:
         print(f"warning: {note}", file=sys.stderr)
     return compared
 
