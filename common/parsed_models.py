@@ -15,9 +15,8 @@ def parse_model(value: Any, kind: type[BaseModel]) -> Any:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = min(
-            error.errors(), key=lambda entry: entry["type"] != "extra_forbidden"
-        )  # a misspelt one is missing too
+        # An unknown setting comes first: one that is misspelt is missing too.
+        first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
         name = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             raise ValueError(f"{name}: {describe_unknown(name, kind.model_fields)}") from error

@@ -1,4 +1,4 @@
-"""How soon the page of a run is painted and filled in headless Chromium: ``python -m benchmarks.store.first_paint``.
+"""Time until a run's page is painted and filled in headless Chromium: ``python -m benchmarks.store.first_paint``.
 
 It opens the page of a run that goes on meanwhile, as ``lightningbus ui`` serves it, each time in a fresh browser
 context, so without a cache. Server, browser and run share the machine.

@@ -28,7 +28,7 @@ CANCEL_SECONDS = 2.0
 """Seconds that one rollout of many in a process has to end when it is cancelled."""
 MAX_OUTPUT = MAX_TAIL_BYTES + 64
 """Characters of what a rollout printed, with a line that counts what is missing."""
-MAX_LOSSES = 2
+MAX_LOST_ATTEMPTS = 2
 """Attempts that a rollout may lose to others in its process; the next one runs beside no other."""
 ENDPOINT = {
     "base_url": "OPENAI_BASE_URL",
@@ -50,7 +50,7 @@ class SharedCall:
     blocked_at: float | None = None
     """Time since which it blocks the others, by the monotonic clock; None: it does not."""
     timeout_fault: Exception | None = None
-    """What is known about a call that was cancelled, beyond that."""
+    """Error that says why a call that was cancelled did not end in time; None: it has no other reason."""
     output: str = ""
     """The end of what it printed; empty also where its process has ended."""
 
@@ -103,8 +103,8 @@ class SharedExecutor(PythonExecutor):
             call.timeout_fault = self._find_fault(call)
             await asyncio.wait([call.answer], timeout=CANCEL_SECONDS)
             call.timeout_fault = self._find_fault(call) or call.timeout_fault
-            is_innocent = isinstance(call.timeout_fault, WorkerProcessDiedError)
-            if not call.answer.done() and not is_innocent and self._process is process:
+            is_blocked_by_other = isinstance(call.timeout_fault, WorkerProcessDiedError)
+            if not call.answer.done() and not is_blocked_by_other and self._process is process:
                 await self.stop()  # it does not listen: the others of this process come to nothing too
             raise
         finally:
@@ -179,7 +179,7 @@ class SharedSlotExecutor(AgentExecutor):
         self._agent, self._slot = agent, slot
         self._executor = agent.shared
         self._call: SharedCall | None = None
-        self._rollout_id, self._num_losses = "", 0
+        self._rollout_id, self._num_lost = "", 0
 
     async def start(self) -> None:
         """Start the process that all slots share."""
@@ -187,9 +187,9 @@ class SharedSlotExecutor(AgentExecutor):
 
     async def prepare(self, task: Any, rollout_id: str = "") -> None:
         """Wait for a process of its own where others have ended that of the rollout again and again."""
-        self._rollout_id, self._num_losses = rollout_id, self._agent.losses.pop(rollout_id, 0)
-        if self._num_losses >= MAX_LOSSES:
-            await self._agent.turn.acquire()
+        self._rollout_id, self._num_lost = rollout_id, self._agent.lost_attempts.pop(rollout_id, 0)
+        if self._num_lost >= MAX_LOST_ATTEMPTS:
+            await self._agent.alone_lock.acquire()
             self._executor = self._agent.alone
             await self._executor.start()
 
@@ -200,13 +200,13 @@ class SharedSlotExecutor(AgentExecutor):
         try:
             return await self._executor.run_one(task, call=self._call, endpoint=endpoint)
         except WorkerProcessDiedError as error:
-            raise self._lose(error) from None
+            raise self._count_lost(error) from None
 
     def check_timeout(self) -> None:
         """Raise what is known about the rollout that a deadline cancelled."""
         fault = self._call.timeout_fault if self._call is not None else None
         if isinstance(fault, WorkerProcessDiedError):
-            raise self._lose(fault)
+            raise self._count_lost(fault)
         if fault is not None:
             raise fault
 
@@ -216,17 +216,17 @@ class SharedSlotExecutor(AgentExecutor):
         recorder.output_tail = call.output if call is not None else ""
         if self._executor is self._agent.alone:
             self._executor = self._agent.shared
-            self._agent.turn.release()
+            self._agent.alone_lock.release()
 
     async def stop(self) -> None:
         """End the processes, of the others too."""
         await self._agent.shared.stop()
         await self._agent.alone.stop()
 
-    def _lose(self, error: WorkerProcessDiedError) -> WorkerProcessDiedError:
+    def _count_lost(self, error: WorkerProcessDiedError) -> WorkerProcessDiedError:
         if self._executor is self._agent.alone:
             return error
-        self._agent.losses[self._rollout_id] = self._num_losses + 1
+        self._agent.lost_attempts[self._rollout_id] = self._num_lost + 1
         return WorkerProcessDiedError(f"{error}; other rollouts shared it")
 
 
@@ -235,7 +235,7 @@ class SharedAgent:
 
     def __init__(self, make: Callable[[], SharedExecutor]) -> None:
         self.shared, self.alone = make(), make()
-        self.turn = asyncio.Lock()
+        self.alone_lock = asyncio.Lock()
         """Held by the rollout in the process ``alone``."""
-        self.losses: dict[str, int] = {}
+        self.lost_attempts: dict[str, int] = {}
         """Attempts that others ended, by rollout that is to be retried."""

@@ -24,7 +24,7 @@ PLACEHOLDERS = {
     "{counted_reward}": COUNTED_REWARD,
     "{reward_settings}": REWARD_SETTINGS,
 }
-"""What stands for them in the SQL of a report."""
+"""SQL by the placeholder that stands for it in a report."""
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
 SNAPSHOT_CTES = """
     tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until}),
@@ -101,8 +101,10 @@ class Report:
 
     @property
     def view(self) -> str:
-        """The statement that makes its view, whose parameters have their defaults. One without is for `query` alone:
-        ClickHouse ignores the names of parameters that a view lacks.
+        """The statement that makes its view, whose parameters have their defaults.
+
+        A report that has a parameter without a default has no view: ClickHouse ignores arguments that a view does not
+        know.
         """
         body = self.body
         for parameter in self.parameters:

@@ -56,7 +56,7 @@ def describe_selection(arguments: Mapping[str, str], side: Side, evaluations: Se
 Learners = Mapping[str, Mapping[str, Any]]
 """Settings of a run's learners, by model; empty where they are not on record."""
 FAILED = {"mask": "left out", "zero": "0"}
-"""What a failed rollout of training counts as, by the setting ``failed_rollouts``."""
+"""Words for how a failed rollout of training counts, by the setting ``failed_rollouts``."""
 
 
 def list_notes(

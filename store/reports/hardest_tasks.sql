@@ -5,7 +5,7 @@
 -- parameter: mode String =
 -- parameter: evaluation String =
 SELECT
-    run_id, model, mode, evaluation, name, countIf(ifNull(counted, 0) >= {solved:Float64} AND isNotNull(counted)) AS passes,
+    run_id, model, mode, evaluation, name, countIf(counted >= {solved:Float64}) AS passes,
     count() AS rollouts, countIf(outcome != 'ok') AS failed, avg(counted) AS mean_reward, max(counted) AS best,
     argMax(rollout_id, ended_at) AS newest_rollout
 FROM

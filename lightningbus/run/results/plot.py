@@ -17,7 +17,7 @@ MAX_NAME = 40
 """Most characters of a name beside its bars."""
 
 MARKERS = ("D", "o", "s", "^", "v")
-"""Of the evaluations of a picture, in turn."""
+"""Marks of the evaluations in a picture, one after the other."""
 
 Points = tuple[Sequence[int], Sequence[float], Sequence[float]]
 """Versions, mean rewards and their standard errors, each as long as the other."""
