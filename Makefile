@@ -131,7 +131,7 @@ lock: $(TOOLS_READY) ## the hashes of every package in the locks, anew; versions
 	$(COMPILE) requirements/docs.in --output-file requirements/docs.lock
 
 sbom: $(TOOLS_READY) ## what the locks install, as CycloneDX: sbom-cpu.json and its like
-	for name in cpu gpu learner-gpu inference-gpu runner store; do $(TOOLS)/bin/cyclonedx-py requirements requirements/$$name.lock --output-file sbom-$$name.json || exit 1; done
+	$(TOOLS)/bin/python -m deploy.sbom .
 
 audit: $(TOOLS_READY) ## known vulnerabilities of the locks; fails too where the database was not reached
 	for name in cpu gpu learner-gpu inference-gpu; do $(TOOLS)/bin/python requirements/audit.py requirements/$$name.lock || exit 1; done
@@ -146,7 +146,7 @@ images: ## an image for each role, by docker, podman or buildah; TARGETS="runner
 	  --file deploy/Dockerfile --target $$target --tag lightningbus-$$target:$(VERSION) . || exit 1; done
 
 dist: $(TOOLS_READY) ## the wheel and the source distribution of a clean commit in dist, checked, with an SBOM and their provenance
-	$(TOOLS)/bin/python deploy/distributions.py dist
+	$(TOOLS)/bin/python -m deploy.distributions dist
 
 $(DOCS_READY): requirements/docs.lock
 	$(PYTHON) -m venv $(DOCS)

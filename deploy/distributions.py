@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from deploy.sbom import LOCKS, write_sbom
+
 ROOT = Path(__file__).resolve().parents[1]
 STATEMENT, PROVENANCE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 PROJECT = "lightningbus"
-LOCKS = ("cpu", "gpu")
-"""Locks of ``requirements/`` that have an SBOM."""
 
 
 def describe_provenance(
@@ -120,14 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shutil.unpack_archive(archive, Path(directory) / "sources", filter="data")
         files = build(Path(directory) / "sources", out, committed_at)
     locks = {f"requirements/{name}.lock": hash_file(ROOT / "requirements" / f"{name}.lock") for name in LOCKS}
-    for name in LOCKS:
-        sbom = out / f"sbom-{name}.json"
-        lock = str(ROOT / "requirements" / f"{name}.lock")
-        run_tool("cyclonedx_py", "requirements", lock, "--output-reproducible", "--output-file", str(sbom))
-        files.append(sbom)
+    files += [write_sbom(name, out) for name in LOCKS]
     digests = {path.name: hash_file(path) for path in files}
     statement = describe_provenance(digests, commit, locks, began_at, datetime.now(UTC))
-    (out / "provenance.json").write_text(json.dumps(statement, indent=2) + "\n")
+    provenance = out / "provenance.json"
+    provenance.write_text(json.dumps(statement, indent=2) + "\n")
+    digests[provenance.name] = hash_file(provenance)
     (out / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
     print("\n".join(str(path) for path in sorted(out.iterdir())))
 

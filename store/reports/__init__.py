@@ -5,6 +5,7 @@ their defaults and how it is drawn. Its SQL names no database, so a report can p
 exact views: those of one run, or as they were at some time.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
-from lightningbus.store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, REWARD_SETTINGS
+from lightningbus.store.reports.compared_rollouts import COMPARED_ROLLOUTS
+from lightningbus.store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, OWN_REWARD, REWARD_SETTINGS
 from lightningbus.store.reports.pass_note import select_pass_note
 
 HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
@@ -20,11 +22,13 @@ BY_MODEL = re.compile(r"\bAS model,|\brun_id, model,")
 PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
 PLACEHOLDERS = {
+    "{compared_rollouts}": COMPARED_ROLLOUTS.strip(),
     "{pass_note}": select_pass_note("{solved:Float64}", ": say by the parameter solved which of them is a success"),
     "{counted_reward}": COUNTED_REWARD,
+    "{own_reward}": OWN_REWARD,
     "{reward_settings}": REWARD_SETTINGS,
 }
-"""SQL by the placeholder that stands for it in a report."""
+"""SQL by the placeholder that stands for it in a report, or in the SQL of one before."""
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
 SNAPSHOT_CTES = """
     tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until}),
@@ -157,6 +161,8 @@ def _parse_value(parameter: Parameter, text: str) -> str | int | float:
     kinds = {"String": str, "Float64": float, "Int64": int}
     try:
         value: str | int | float = kinds[parameter.kind](text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError
     except ValueError:
         raise ValueError(f"{parameter.name}: {text!r} is not a number") from None
     return value

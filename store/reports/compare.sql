@@ -1,5 +1,5 @@
 -- title: Comparison of two runs or two versions
--- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name: the one that an evaluation is pinned to, else the newest that sampled a token. Rewards are those that count in reward_by_version, or those of the name reward as in reward_by_name. The versions of a side are pooled unless version_a or version_b chooses one. The standard error is over tasks: a task that is published again, in another pass or evaluation, is one task. Its difference is that of the difference of two means, sqrt(a² + b²). It leaves out the noise between trainings: compare several seeds of each setting.
+-- about: a and b are runs, and `lightningbus report compare A B` reads each in its own store; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name: the one that an evaluation is pinned to, else the newest that sampled a token. Rewards are those that count in reward_by_version, or those of the name reward as in reward_by_name. The versions of a side are pooled unless version_a or version_b chooses one. The standard error is over tasks: a task that is published again, in another pass or evaluation, is one task. Its difference is that of the difference of two means, sqrt(a² + b²). Tasks of both sides, the same name with the same input, are paired: the mean reward of tasks in both is over the means of tasks, the standard error of its difference is that of their paired differences. compare_tasks has them one by one. No figure has the noise between trainings: compare several seeds of each setting.
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1
@@ -8,52 +8,7 @@
 -- parameter: mode String = train
 -- parameter: evaluation String =
 -- parameter: reward String =
-WITH chosen AS
-(
-    SELECT *, if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS sampled_version
-    FROM rollouts
-    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String}
-        AND ({model:String} = '' OR mapContains(newest_versions, {model:String}))
-        AND (
-            {mode:String} = 'eval' OR -1 IN ({version_a:Int64}, {version_b:Int64})
-            OR sampled_version IN ({version_a:Int64}, {version_b:Int64})
-        )
-),
-always_named AS
-(
-    SELECT run_id FROM rollouts
-    WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String} AND evaluation = {evaluation:String} AND outcome = 'ok'
-        AND notEmpty(rewards) AND ({model:String} = '' OR mapContains(newest_versions, {model:String}))
-    GROUP BY run_id HAVING min(mapContains(rewards, {reward:String})) = 1
-),
-sided AS
-(
-    SELECT *, arrayJoin(arrayFilter(one -> one != '', [
-        if(run_id = {a:String} AND {version_a:Int64} IN (-1, version), 'a', ''),
-        if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
-    FROM
-    (
-        SELECT o.run_id AS run_id, replaceRegexpOne(task_id, '@[^@]*$', '') AS question, outcome = 'ok' AS is_ok, attempt > 1 AS is_retried,
-            date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, model_seconds, num_calls, response_tokens,
-            num_truncated,
-            if(mapContains(t.weight_versions, answering), toNullable(t.weight_versions[answering]), sampled_version) AS version,
-            multiIf(
-                {reward:String} != '' AND outcome = 'ok',
-                    if(mapContains(rewards, {reward:String}), toNullable(rewards[{reward:String}]), NULL),
-                {reward:String} != '' AND run_id NOT IN (SELECT run_id FROM always_named), NULL,
-                NOT mapContains(newest_versions, answering) AND NOT mapContains(t.weight_versions, answering), NULL,
-                {counted_reward}) AS counted
-        FROM chosen AS o
-        LEFT ANY JOIN (
-            SELECT run_id, rollout_id, if({model:String} = '', model, {model:String}) AS answering, reward_name,
-                if(mode = 'eval', weight_versions, map()) AS weight_versions
-            FROM tasks
-            WHERE run_id IN ({a:String}, {b:String}) AND mode = {mode:String}
-                AND (-1 IN ({version_a:Int64}, {version_b:Int64}) OR rollout_id IN (SELECT rollout_id FROM chosen))
-        ) AS t ON o.run_id = t.run_id AND o.rollout_id = t.rollout_id
-        LEFT ANY JOIN ({reward_settings}) AS f ON o.run_id = f.run_id AND t.answering = f.model
-    )
-),
+WITH {compared_rollouts},
 by_task AS
 (
     SELECT side, question, max(one_version) AS last, groupUniqArrayIf(one_version, one_version >= 0) AS versions,

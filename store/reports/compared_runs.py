@@ -1,16 +1,16 @@
-"""The two runs of the report ``compare``, each in a store of its own: one question to each, one table, and its notes.
-
-Pure.
-"""
+"""The two runs of a comparison, each in a store of its own: one question to each, one table, and its notes. Pure."""
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from lightningbus.store.reports import ResultTable
 
 COMPARISON = "compare"
-"""Name of the report."""
+TASK_COMPARISON = "compare_tasks"
+COMPARISONS = (COMPARISON, TASK_COMPARISON)
+"""Names of the reports about two runs, whose parameters are the same."""
 Side = Literal["a", "b"]
 SIDES: tuple[Side, Side] = ("a", "b")
 """Parameters of the report that name a run, and its columns with their figures."""
@@ -38,6 +38,49 @@ def join_sides(a: ResultTable, b: ResultTable, names: str) -> ResultTable:
         row["difference"] = combine(row["b"], row["a"])
         rows.append(tuple(row[column] for column in columns))
     return columns, rows
+
+
+def join_tasks(a: ResultTable, b: ResultTable, names: str) -> ResultTable:
+    """Join the answers of ``compare_tasks`` about run a and about run b: a row for each task, the greatest gain first.
+
+    A task of both has the same name and the same input. ``names`` of both runs stand in the column ``run_id``.
+    """
+    columns = a[0]
+    tasks: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for side, (_, rows) in zip(SIDES, (a, b), strict=True):
+        for values in rows:
+            row = dict(zip(columns, values, strict=True))
+            task = tasks.setdefault((row["task"], row["input_hash"]), row | {"run_id": names})
+            task |= {name: row[name] for name in (f"rollouts_{side}", f"reward_{side}")}
+    for task in tasks.values():
+        task["difference"] = _subtract(task["reward_b"], task["reward_a"])
+    order = sorted(tasks.values(), key=_rank_task)
+    return columns, [tuple(task[column] for column in columns) for task in order]
+
+
+def pair_tasks(compared: ResultTable, tasks: ResultTable) -> ResultTable:
+    """Add to the figures of two runs those of the tasks that both have: number, mean reward and paired difference.
+
+    ``compared`` is from `join_sides`, ``tasks`` from `join_tasks`. The standard error of a mean of n paired differences
+    is their sample standard deviation over √n.
+    """
+    columns, rows = compared
+    names = rows[0][columns.index("run_id")]
+    both = [
+        row
+        for row in (dict(zip(tasks[0], values, strict=True)) for values in tasks[1])
+        if row["difference"] is not None
+    ]
+    differences = [row["difference"] for row in both]
+    error = statistics.stdev(differences) / math.sqrt(len(both)) if len(both) > 1 else None
+    means = [statistics.fmean(row[f"reward_{side}"] for row in both) if both else None for side in SIDES]
+    paired = [
+        ("tasks in both", float(len(both)), float(len(both)), 0.0),
+        ("mean reward of tasks in both", *means, statistics.fmean(differences) if both else None),
+        ("standard error of the paired difference", None, None, error),
+    ]
+    after = 1 + [row[columns.index("figure")] for row in rows].index("standard error of the mean reward")
+    return columns, [*rows[:after], *((names, *row) for row in paired), *rows[after:]]
 
 
 def describe_selection(arguments: Mapping[str, str], side: Side, evaluations: Sequence[str] = ()) -> str:
@@ -103,3 +146,8 @@ def _add_errors(b: Any, a: Any) -> float | None:
 
 def _subtract(b: Any, a: Any) -> float | None:
     return None if a is None or b is None else b - a
+
+
+def _rank_task(task: Mapping[str, Any]) -> tuple[bool, float, str, str]:
+    difference = task["difference"]
+    return difference is None, -(difference or 0.0), task["task"], task["input_hash"]

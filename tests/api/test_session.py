@@ -34,6 +34,11 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         assert session.query("SELECT {n:UInt8} + 1 AS n", n=1)[0] == {"n": 2}
         curve = session.reward_curve()
         assert curve.training.column("version") == list(range(6)) and "data:image/png;base64," in curve._repr_html_()
+        frame = curve.df()
+        assert list(frame["mode"].unique()) == ["train", "eval"]
+        assert list(frame["mean_reward"]) == [
+            *curve.training.column("mean_reward"), *curve.evaluations.column("mean_reward")
+        ]  # fmt: skip
         brief = session.reward_curve(reward="brief")
         assert brief.training.column("mean_reward") != curve.training.column("mean_reward")
         axes = brief.plot()
@@ -55,7 +60,15 @@ def test_reports_are_tables_as_the_command_prints_them(seeded: Path) -> None:
         assert {"low_95", "high_95"} <= set(rewards.columns)
         compared = {row["figure"]: row for row in session.report("compare", a="first", b="first")}
         assert compared["rollouts"]["a"] == compared["rollouts"]["b"] > 0
-        assert compared["mean reward"]["difference"] == 0
+        assert (
+            compared["mean reward"]["difference"]
+            == compared["standard error of the paired difference"]["difference"]
+            == 0
+        )
+        tasks = session.report("compare_tasks", a="first", b="first")
+        assert (
+            len([row for row in tasks if row["rollouts_a"] == row["rollouts_b"] > 0]) == compared["tasks in both"]["a"]
+        )
 
 
 def test_a_table_without_rows_has_the_types_of_a_full_one(seeded: Path) -> None:
@@ -97,6 +110,7 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: session.transcript("t0@p0.0", run="second"), "run 'second' has a store of its own"),
             (lambda: session.report("pas_at_k"), "there is no report 'pas_at_k'; did you mean 'pass_at_k'?"),
             (lambda: session.report("pass_at_k", solve=1), "report pass_at_k takes solved, not solve"),
+            (lambda: session.report("pass_at_k", solved=float("nan")), "solved: 'nan' is not a number"),
             (lambda: session.report("compare", a="first", b="frist"), "there is no run 'frist' in the store"),
             (lambda: session.report("compare", a="first", b="first", version_b=99), "has no rollouts with mode=train"),
             (

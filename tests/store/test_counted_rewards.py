@@ -193,6 +193,16 @@ def test_a_comparison_counts_rewards_in_the_same_way(
         assert {row["figure"]: row for row in rows}["mean reward"]["a"] == 7.0, "every rollout has that one"
 
 
+@pytest.mark.parametrize("run", ["mask", "named"])
+def test_outcomes_have_the_reward_that_counts(store: StoreProcess, events: dict[str, list[Event]], run: str) -> None:
+    report = REPORTS["outcomes"]
+    rows = store.sql.query(report.query("lightningbus"), parameters=report.values({}, run)).named_results()
+    actual = {row["mode"]: row["mean_reward"] for row in rows if row["outcome"] == "ok"}
+    for mode in ("train", "eval"):
+        ends = [each.end for each in events[run] if isinstance(each, SpanBatch) and each.mode == mode and each.end]
+        assert actual[mode] == pytest.approx(mean(end.reward or 0.0 for end in ends if end.outcome == "ok"))
+
+
 def test_the_setting_makes_a_difference(events: dict[str, list[Event]]) -> None:
     zero, mask = (expected(events["zero"], failed)["train", 1] for failed in ("zero", "mask"))
     assert sum(map(len, zero.values())) > sum(map(len, mask.values()))

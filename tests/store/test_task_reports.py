@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from math import sqrt
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas import subjects
 from lightningbus.schemas.ids import rollout_id
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
-from lightningbus.store.reports import REPORTS
-from lightningbus.store.reports.compared_runs import list_notes
+from lightningbus.store.reports import REPORTS, ResultTable
+from lightningbus.store.reports.compared_runs import COMPARISONS, join_sides, join_tasks, list_notes, pair_tasks
 from lightningbus.tasks.task_publisher import build_producer_span
 from tests import seed_store
 from tests.seed_store import SECOND_NS, START_NS
@@ -62,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
 
 def ask(store: StoreProcess, name: str, **fields: str) -> list[dict[str, Any]]:
     report = REPORTS[name]
-    run = "" if name == "compare" else "few"
+    run = "" if name in COMPARISONS else "few"
     return list(store.sql.query(report.query("lightningbus"), parameters=report.values(fields, run)).named_results())
 
 
@@ -76,6 +77,50 @@ def test_a_question_at_two_versions_is_one_task_of_a_comparison(store: StoreProc
     table = list(rows[0]), [tuple(row.values()) for row in rows]
     (note,) = list_notes(["few", "few"], [{}, {}], {"mode": "eval", "version_b": "6"}, table)
     assert note == "a, few: the evaluations of 2 versions are pooled; --param version_a=N chooses one"
+
+
+def ask_side(store: StoreProcess, name: str, side: str) -> ResultTable:
+    """Answer a comparison of both versions for one side, as where each run has a store of its own."""
+    sides = {"a": "", "b": ""} | {side: "few"}
+    rows = ask(store, name, **sides, version_a="0", version_b="6", mode="eval")
+    return list(rows[0]), [tuple(row.values()) for row in rows]
+
+
+def test_tasks_of_both_sides_are_paired_by_name_and_input(store: StoreProcess) -> None:
+    together = ask(store, "compare_tasks", a="few", b="few", version_a="0", version_b="6", mode="eval")
+    columns, rows = tasks = join_tasks(
+        ask_side(store, "compare_tasks", "a"), ask_side(store, "compare_tasks", "b"), "few : few"
+    )
+    assert [dict(zip(columns, row, strict=True)) for row in rows] == together
+    assert [(row["task"], row["difference"]) for row in together] == [("d", 0.5), ("a@b", 0.0), ("c", 0.0)]
+    assert len({row["input_hash"] for row in together}) == 1, "each has the same input"
+
+    figures = join_sides(ask_side(store, "compare", "a"), ask_side(store, "compare", "b"), "few : few")
+    columns, rows = pair_tasks(figures, tasks)
+    by_figure = {row[columns.index("figure")]: dict(zip(columns, row, strict=True)) for row in rows}
+    assert by_figure["tasks in both"]["a"] == 3
+    assert by_figure["mean reward of tasks in both"]["difference"] == pytest.approx(mean([0.5, 0, 0]))
+    error = by_figure["standard error of the paired difference"]["difference"]
+    assert error == pytest.approx(stdev([0.5, 0, 0]) / sqrt(3))
+
+
+def test_tasks_of_one_side_or_of_another_input_are_no_pair() -> None:
+    columns = ["run_id", "task", "input_hash", "rollouts_a", "reward_a", "rollouts_b", "reward_b", "difference"]
+    a = [("", "both", "1", 2, 0.5, 0, None, None), ("", "changed", "1", 1, 1.0, 0, None, None)]
+    b = [("", "changed", "2", 0, None, 1, 0.0, None), ("", "both", "1", 0, None, 4, 0.25, None)]
+    tasks = join_tasks((columns, a), (columns, b), "x : y")
+    assert [row[1:] for row in tasks[1]] == [
+        ("both", "1", 2, 0.5, 4, 0.25, -0.25),
+        ("changed", "1", 1, 1.0, 0, None, None),
+        ("changed", "2", 0, None, 1, 0.0, None),
+    ]
+    figures = ["run_id", "figure", "a", "b", "difference"]
+    _, rows = pair_tasks((figures, [("x : y", "standard error of the mean reward", 0.1, 0.1, 0.14)]), tasks)
+    assert rows[1:] == [
+        ("x : y", "tasks in both", 1.0, 1.0, 0.0),
+        ("x : y", "mean reward of tasks in both", 0.5, 0.25, -0.25),
+        ("x : y", "standard error of the paired difference", None, None, None),
+    ]
 
 
 def test_improved_tasks_are_of_training_and_of_evaluations(store: StoreProcess) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, Unpack
@@ -32,7 +33,7 @@ from lightningbus.run.evaluation.live_evaluation import evaluate_live
 from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, publish_all
 from lightningbus.run.jobs.extra_runner import with_extra_runner
 from lightningbus.run.processes.stack import LocalStack
-from lightningbus.run.run_data.comparison import join_runs, load_side
+from lightningbus.run.run_data.comparison import ComparedRun, join_runs, load_side
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_data.run_names import check_run, list_stored_runs
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
@@ -40,8 +41,7 @@ from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.labels import Labels, read_all_labels
 from lightningbus.run.run_directory.lookup import find_named_run, find_run, find_run_names
 from lightningbus.schemas import subjects
-from lightningbus.store.reports import Report, ResultTable
-from lightningbus.store.reports.compared_runs import COMPARISON, SIDES, Side
+from lightningbus.store.reports.compared_runs import COMPARISONS, SIDES, Side
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,9 @@ class AsyncSession:
         """
         with as_user_error():
             report, values = find_report(name, parameters)
-            if name == COMPARISON:
-                a, b = [await self._ask_side(report, values, side) for side in SIDES]
-                (columns, rows), notes = join_runs(a, b, values, self._runs)
+            if name in COMPARISONS:
+                a, b = [await self._ask_side(values, side) for side in SIDES]
+                (columns, rows), notes = join_runs(name, a, b, values, self._runs)
                 for note in notes:
                     log.warning("%s", note)
             else:
@@ -176,11 +176,11 @@ class AsyncSession:
                 )
             return Table(tuple(columns), tuple(rows), report.title)
 
-    async def _ask_side(self, report: Report, values: Mapping[str, str], side: Side) -> ResultTable:
+    async def _ask_side(self, values: Mapping[str, str], side: Side) -> ComparedRun:
         """Answer a comparison for one of its runs: in this session's store, or in the run's own."""
 
-        def work(client: Client) -> ResultTable:
-            return load_side(client, values, side, lambda chosen, run_id: load_report(client, report, chosen, run_id))
+        def work(client: Client) -> ComparedRun:
+            return load_side(client, values, side, partial(load_report, client))
 
         run = values[side]
         if run == self._run or find_named_run(run, self._runs) is None:

@@ -57,6 +57,19 @@ class RewardCurve:
         )
         return cls(run, training, evaluations, reward)
 
+    def df(self) -> Any:
+        """Convert both tables to one ``pandas.DataFrame``, training first.
+
+        Columns: ``model, mode, evaluation, version, rollouts, mean_reward, standard_error``. ``mode`` is ``train`` or
+        ``eval``, ``evaluation`` is empty in training. Raises `UserError` where pandas is not installed.
+        """
+        require_package("pandas", "notebook")
+        import pandas
+
+        training = self.training.df().assign(mode="train", evaluation="")
+        both = pandas.concat([training, self.evaluations.df().assign(mode="eval")], ignore_index=True)
+        return both[["model", "mode", *self.evaluations.columns[1:]]]
+
     def plot(self, axes: Any = None) -> Any:
         """Draw it on Matplotlib's ``axes``, or on new ones; returns them.
 

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +24,10 @@ from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.store.reports import Report, ResultTable
-from lightningbus.store.reports.compared_runs import COMPARISON, SIDES, Side
+from lightningbus.store.reports.compared_runs import COMPARISONS, SIDES, Side
+
+if TYPE_CHECKING:
+    from lightningbus.run.run_data.comparison import ComparedRun
 
 MAX_ROWS = 1000
 NEXT = """
@@ -68,7 +72,7 @@ def report(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Answer the usual questions about a run. Each but compare is also an SQL view."""
+    """Answer the usual questions about a run. Each but compare and compare_tasks is also an SQL view."""
     with require_extra("store"):
         from lightningbus.run.run_data.comparison import load_side
         from lightningbus.run.run_data.run_names import check_model, find_stored_run
@@ -94,7 +98,9 @@ def report(
         exit_with(
             f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}"
         )
-    most = limit + 1 if limit and plot is None else 0  # one more tells whether there are more
+    most = (
+        limit + 1 if limit and plot is None and name not in COMPARISONS else 0
+    )  # one more tells whether there are more
     arguments = exit_on_user_error(_parse_arguments, definition, values or (), parameters or ())
     if model and any(parameter.name == "model" for parameter in definition.parameters):
         arguments["model"] = model
@@ -102,22 +108,26 @@ def report(
         exit_with(f"report {name} is not by model: leave --model out")
     of_model = bool(model) and definition.is_by_model
 
-    def ask(run: str, side: Side | None = None) -> ResultTable:
-        def answer(client: Any) -> ResultTable:
-            def load(values: Mapping[str, str], run_id: str) -> ResultTable:
-                if model:
-                    check_model(client, run_id, model)
-                until = _moment(client, as_of, run_id, model) if as_of is not None else None
-                bound = definition.values(values, run_id) | ({"model": model} if of_model else {})
-                return add_intervals(run_query(client, definition.query(database, most, of_model, until), **bound))
+    def load(client: Any, report: Report, values: Mapping[str, str], run_id: str) -> ResultTable:
+        if model:
+            check_model(client, run_id, model)
+        until = _moment(client, as_of, run_id, model) if as_of is not None else None
+        bound = report.values(values, run_id) | ({"model": model} if of_model else {})
+        return add_intervals(run_query(client, report.query(database, most, of_model, until), **bound))
 
-            if side is not None:
-                return load_side(client, arguments, side, load)
-            return load(arguments, find_stored_run(client, run))
+    def ask(client: Any) -> ResultTable:
+        return load(client, definition, arguments, find_stored_run(client, run))
 
-        return with_sql_client(sql, database, answer, run)
+    def ask_side(side: Side) -> "ComparedRun":
+        def answer(client: Any) -> "ComparedRun":
+            return load_side(client, arguments, side, partial(load, client))
 
-    result = exit_on_user_error(_compare, ask, arguments, run) if name == COMPARISON else ask(run)
+        return with_sql_client(sql, database, answer, arguments[side])
+
+    if name in COMPARISONS:
+        result = exit_on_user_error(_compare, name, ask_side, arguments, run)
+    else:
+        result = with_sql_client(sql, database, ask, run)
     if plot is not None and definition.plot is not None:
         with require_extra("demo"):
             from lightningbus.run.results.plot import plot_report
@@ -132,15 +142,15 @@ def report(
         print(f"these are the first {limit} rows: --limit 0 shows all{narrower}", file=sys.stderr)
 
 
-def _compare(ask: Callable[[str, Side], ResultTable], arguments: Mapping[str, str], run: str) -> ResultTable:
+def _compare(report: str, ask: "Callable[[Side], ComparedRun]", arguments: Mapping[str, str], run: str) -> ResultTable:
     """Ask each of two runs in its own store, and join the answers; raises `UserError` where one has no rollouts."""
     from lightningbus.run.run_data.comparison import join_runs
 
     names = [arguments[side] for side in SIDES]
     if run and run not in names:
-        raise UserError(f"--run: report compare is about {' and '.join(names)}: leave --run out")
-    a, b = (ask(arguments[side], side) for side in SIDES)
-    compared, notes = join_runs(a, b, arguments)
+        raise UserError(f"--run: report {report} is about {' and '.join(names)}: leave --run out")
+    a, b = map(ask, SIDES)
+    compared, notes = join_runs(report, a, b, arguments)
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)
     return compared
