@@ -39,6 +39,8 @@ def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(0 <= each.mean_reward <= 1 and each.standard_error is not None for each in result.evaluations.values())
     with lb.connect() as session:
         assert session.reward_curve().evaluations.column("evaluation") == ["greedy", "sampled"]
+        frame = session.reward_curve().df()
+        assert list(frame["mode"]) == ["eval", "eval"] and list(frame["evaluation"]) == ["greedy", "sampled"]
 
 
 @pytest.mark.e2e

@@ -23,6 +23,7 @@ from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.rows.row import EventMetadata
 from lightningbus.store.reports import REPORTS
+from lightningbus.store.reports.compared_runs import COMPARISONS
 from tests import seed_store
 from tests.store.conftest import serving
 
@@ -139,9 +140,10 @@ def test_every_view_and_report_answers(sql: Client) -> None:
     ).result_rows
     for (name,) in views:
         sql.query(f"SELECT * FROM {name} LIMIT 1")
-    assert {name for (name,) in views} >= REPORTS.keys() - {"compare"} and ("compare",) not in views
+    assert {name for (name,) in views} >= REPORTS.keys() - set(COMPARISONS)
+    assert not {(name,) for name in COMPARISONS} & set(views)
     for report in REPORTS.values():
-        fields = {"a": "asked", "b": "asked"} if report.name == "compare" else {}
+        fields = {"a": "asked", "b": "asked"} if report.name in COMPARISONS else {}
         values = report.values(fields, "" if fields else "asked")
         assert sql.query(report.query(sql.database or "", until=datetime.now(UTC)), parameters=values).result_rows, (
             report.name

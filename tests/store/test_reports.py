@@ -22,6 +22,7 @@ from lightningbus.schemas.tasks import TaskBatchRecord
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.reports import REPORTS
+from lightningbus.store.reports.compared_runs import COMPARISONS
 from lightningbus.trackers.store_points import PointReader
 from tests import seed_store
 from tests.polling import HANG_SECONDS
@@ -94,7 +95,7 @@ def rewards(events: Sequence[Any]) -> dict[int, list[float]]:
 
 def test_every_report_answers_and_is_a_view_that_says_the_same(store: StoreProcess) -> None:
     for report in REPORTS.values():
-        fields = {"a": "small", "b": "other"} if report.name == "compare" else {}
+        fields = {"a": "small", "b": "other"} if report.name in COMPARISONS else {}
         rows = ask(store, report.name, run="", **fields)
         assert rows, report.name
         assert report.about and report.title
