@@ -86,6 +86,8 @@ class CardFacts:
     """Digest of the base model's files as training started; empty: not on record."""
     task_digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the tasks, by what they are for."""
+    code_digest: str = ""
+    """Digest of the code of the run's agents and functions; empty: not on record."""
     agents: Sequence[str] = ()
     """Entrypoints or commands of the agents that were trained."""
     merged_fingerprint: str = ""
@@ -163,6 +165,8 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
         rows["the same as training started"] = f"`{facts.recorded_base_digest}`: the files changed since"
     for name, digest in facts.task_digests.items():
         rows[f"SHA-256 of the {name} tasks (ids, inputs and labels)"] = f"`{digest}`"
+    if facts.code_digest:
+        rows["SHA-256 of the list of the agents' code"] = f"`{facts.code_digest}`"
     return rows
 
 

@@ -21,6 +21,7 @@ from lightningbus.inference.engine.peft import WEIGHTS as ADAPTERS
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.machine.hardware import read_versions
+from lightningbus.run.results.agent_code import read_code
 from lightningbus.run.results.base_files import MODEL_SUFFIXES, compute_digest, describe_files, read_base_files
 from lightningbus.run.results.best_version import choose_label, find_best, list_rewards, version_of
 from lightningbus.run.results.results import RESULTS, Results
@@ -137,6 +138,7 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
             base_digest=compute_digest(await asyncio.to_thread(describe_files, base_model)),
             recorded_base_digest=compute_digest(base_files) if base_files else "",
             task_digests=task_digests,
+            code_digest=_read_code_digest(source),
             agents=_list_agents(source),
             question=await asyncio.to_thread(_read_question, learner, task_digests.get("training", "")),
         )
@@ -259,6 +261,18 @@ def _read_task_digests(source: RunBus, model: str) -> dict[str, str]:
     except UserError as error:
         log.warning("the card has no digests of tasks: %s", error)
         return {}
+
+
+def _read_code_digest(source: RunBus) -> str:
+    """Read the digest of the code of the run's agents; empty where it is not on record, or the record is damaged."""
+    if source.directory is None:
+        return ""
+    try:
+        code = read_code(source.directory.path)
+    except UserError as error:
+        log.warning("the card has no digest of code: %s", error)
+        return ""
+    return compute_digest(code) if code else ""
 
 
 def _list_agents(source: RunBus) -> list[str]:

@@ -319,6 +319,20 @@ def test_a_resume_after_a_change_by_a_callback_records_the_settings_in_force(tmp
     assert (change.before, change.learner) == (by_callback, {"actor": {"optim": {"lr": 1e-4}}})
 
 
+async def test_a_resume_lists_the_code_that_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings, job = job_of(tmp_path)
+    settings = settings.model_copy(update={"runners": [RunnerSettings(entrypoint="agent:solve")]})
+    for text in ("import helper", "import helper  # as before"):
+        (tmp_path / "agent.py").write_text(text)
+        (tmp_path / "helper.py").write_text("")
+        await train_job._record_code(tmp_path, settings, job)
+    await train_job._record_code(tmp_path, settings, job)
+    assert capsys.readouterr().err == "code changed since the last start: agent.py\n"
+
+
 def test_a_job_that_was_moved_with_its_model_is_resumed_there(tmp_path: Path) -> None:
     """Other files of the model, or checkpoints outside the run's directory, are no move."""
     before, after = tmp_path / "before", tmp_path / "after"

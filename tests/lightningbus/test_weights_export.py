@@ -38,7 +38,8 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.pinned_version import VersionPins
 from lightningbus.run.machine.hardware import read_hardware, read_versions
-from lightningbus.run.results.base_files import record_base_models
+from lightningbus.run.results.agent_code import record_code
+from lightningbus.run.results.base_files import compute_digest, record_base_models
 from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.results import Results
 from lightningbus.run.results.run_record import describe_job, identify_record, write_record
@@ -329,6 +330,8 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
     (run.directory / "work" / "learner.json").write_text(run.settings.model_dump_json())
     record_base_models(run.directory, [run.settings])
     write_record(run.directory, describe_job([run.settings], EvalSettings()))
+    code = {"agent.py": "1", "helper.py": "2"}
+    record_code(run.directory, code)
     runner = {"command": ["/home/somebody/agent.sh", "--fast"]}
     (run.directory / "work" / "runner-0.json").write_text(json.dumps(runner))
     async with run.up("learner") as bus:
@@ -366,6 +369,7 @@ async def test_a_card_has_what_is_on_record_and_a_changed_base_is_refused(
         re.search(r"SHA-256 of the training tasks \(ids, inputs and labels\) \| `[0-9a-f]{64}`", card)
         and "the held-out tasks" not in card
     )
+    assert f"| SHA-256 of the list of the agents' code | `{compute_digest(code)}` |" in card
     assert "| seed | 0 |" in card and "| agent | `agent.sh --fast` |" in card
     (base / "tokenizer.json").write_text("{}")
     refused = await export("--run", run.directory, tmp_path / "other", code=2)

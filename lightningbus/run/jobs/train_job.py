@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -35,6 +36,7 @@ from lightningbus.run.preflight.job_checks import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
 from lightningbus.run.processes.members import is_extra_runner
 from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
+from lightningbus.run.results.agent_code import describe_code, list_changes, read_code, record_code
 from lightningbus.run.results.base_files import record_base_models
 from lightningbus.run.results.best_version import find_best, has_stopped_improving, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
@@ -54,6 +56,8 @@ from lightningbus.run.settings.sources import to_fields
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
 
+MAX_CHANGES = 5
+"""Changed files that are listed."""
 SAVE_SECONDS = 5.0
 """Interval at which the seconds of a phase are saved: a job that is killed loses no more of them."""
 
@@ -82,6 +86,7 @@ async def run(
         await _check(settings)
         with directory.opened(fresh=not resume):
             write_record(directory.path, description)
+            await _record_code(directory.path, settings, job)
             if not resume:
                 record_base_models(directory.path, job.learners)
             if changes:
@@ -92,6 +97,16 @@ async def run(
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:
                 return await train(stack, settings, job.learners, job.eval, None, rounds, callbacks)
+
+
+async def _record_code(directory: Path, settings: RunSettings, job: TrainJob) -> None:
+    """Record the code of the run's agents and functions; print what a resumed run finds changed."""
+    learners = [learner.model_dump(mode="json") for learner in job.learners]
+    before, now = read_code(directory), await asyncio.to_thread(describe_code, settings.runners, learners)
+    if before and (changed := list_changes(before, now)):
+        names = ", ".join(changed[:MAX_CHANGES]) + (", ..." if len(changed) > MAX_CHANGES else "")
+        console().print(f"code changed since the last start: {names}", style="yellow", highlight=False, soft_wrap=True)
+    record_code(directory, now)
 
 
 async def _check(settings: RunSettings) -> None:

@@ -46,5 +46,5 @@ def read_base_files(directory: Path, model: str) -> dict[str, str]:
 
 
 def compute_digest(files: dict[str, str]) -> str:
-    """Return the SHA-256 of what is on record of a base model. Pure."""
+    """Return the SHA-256 of a record of files: of the JSON object that has a text for each. Pure."""
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
