@@ -26,8 +26,11 @@ HIDDEN = {"alert", "alerts", "engine_id", "steps"}
 def describe(beat: Heartbeat) -> str:
     """Summarise a member's heartbeat in a few words."""
     status = {key: value for key, value in beat.status.items() if key not in HIDDEN and value not in (None, "", [], {})}
-    if isinstance(status.get("step"), int) and isinstance(beat.status.get("steps"), int):
-        status["step"] = f"{status['step']} of {beat.status['steps']}"
+    num_steps = beat.status.get("steps")
+    if num_steps == 0:  # it publishes the first version only
+        status.pop("step", None)
+    if isinstance(status.get("step"), int) and isinstance(num_steps, int):
+        status["step"] = f"{status['step']} of {num_steps}"
     if isinstance(broadcast := status.get("broadcast"), Mapping):
         status["broadcast"] = f"by {_words(broadcast.get('backends'))}"
     return ", ".join(filter(None, (_phrase(key, value) for key, value in status.items())))

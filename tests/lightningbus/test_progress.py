@@ -178,3 +178,8 @@ def test_a_terminal_and_plain_lines_show_the_same(is_terminal: bool, monkeypatch
         assert words in text
     assert "{" not in text and "suspect" not in text
     assert ("━" in text) == is_terminal, "a bar"
+
+
+def test_a_learner_that_publishes_the_first_version_only_has_no_step() -> None:
+    status = {"step": 0, "steps": 0, "lag": 1}
+    assert describe(Heartbeat(role="learner", id="l", state="done", status=status, sent_at_ns=1)) == "lag 1"

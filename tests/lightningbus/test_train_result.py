@@ -69,7 +69,7 @@ def test_the_table_has_the_own_reward_of_each_model() -> None:
     models = {"checker": {"evaluations": [first]}, "writer": {"evaluations": [{**first, "mean_reward": 0.5}]}}
     lines = render_text(EvaluationsTable([evaluation("greedy", 3, 0.5)], models, "writer")).splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["model", "version", "greedy", "sampled"],
+        ["model", "version", "greedy"],
         ["writer", "3", "0.50", "±", "0.10"],
         ["checker", "7", "0.12"],
     ]

@@ -40,7 +40,11 @@ class EvaluationsTable:
                 mean = format_mean(each["mean_reward"], each["standard_error"], each.get("interval"))
                 cells[model, each["version"], "", each["label"]] = mean
         self._has_prompts = any(each.prompt_versions for each in evaluations)
-        self._labels = list(dict.fromkeys([*SAMPLINGS, *(label for *_, label in cells)]))
+        labels = {label: None for *_, label in cells}
+        self._labels = [
+            *(each for each in SAMPLINGS if each in labels),
+            *(each for each in labels if each not in SAMPLINGS),
+        ]
         order = sorted(cells, key=lambda key: (key[0] != main, key[:3], self._labels.index(key[3])))
         self._cells = {key: cells[key] for key in order}
 
