@@ -86,6 +86,8 @@ class CardFacts:
     """Digest of the base model's files as training started; empty: not on record."""
     task_digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the tasks, by what they are for."""
+    selected_by: str = ""
+    """Evaluation by which the version was selected as the best; empty: it was selected by its number."""
     code_digest: str = ""
     """Digest of the code of the run's agents and functions; empty: not on record."""
     agents: Sequence[str] = ()
@@ -159,6 +161,11 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
             interval = f"95 % interval {bounds[0]:.4f} to {bounds[1]:.4f}, " if bounds is not None else ""
             name = f"held-out reward, {_describe_evaluation(each)}"
             rows[name] = f"{each.mean_reward:.4f} ({interval}{each.num_tasks} tasks)"
+    if facts.selected_by and facts.results is not None:
+        num = len({each.version for each in facts.results.evaluations if each.label == facts.selected_by})
+        rows["selected"] = (
+            f"as the best of {num} evaluated version{'s' * (num > 1)} by {facts.selected_by}: its own figure is optimistic"
+        )
     if facts.base_digest:
         rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
     if facts.recorded_base_digest not in ("", facts.base_digest):

@@ -138,6 +138,7 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
             base_digest=compute_digest(await asyncio.to_thread(describe_files, base_model)),
             recorded_base_digest=compute_digest(base_files) if base_files else "",
             task_digests=task_digests,
+            selected_by=choose_label(results.evaluations, results.best_by) if request.is_best and results else "",
             code_digest=_read_code_digest(source),
             agents=_list_agents(source),
             question=await asyncio.to_thread(_read_question, learner, task_digests.get("training", "")),
