@@ -24,15 +24,16 @@ def read_tasks(tasks: Tasks) -> list[TaskInput]:
     """Read all tasks; raises `TaskFileError` at the first that is not one, before any is used.
 
     A row with ``id``, ``input`` and ``labels`` only is a task. Any other mapping is an input, whose id is its ``id`` if
-    it has one. Anything else is an input too. Without an id it is the position, from 1.
+    it has one. Anything else is an input too. Without an id it is the label of a DataFrame's index, where labels are
+    texts or integers and each stands once, else the position, from 1.
     """
     if (source := _as_source(tasks)) is not None:
         return load_tasks(source)
     read: dict[str, TaskInput] = {}
     is_typed = hasattr(tasks, "features")  # a datasets.Dataset
-    for number, row in enumerate(_rows(tasks), start=1):
+    for number, (label, row) in enumerate(_label_rows(tasks), start=1):
         try:
-            task = parse_task(_fields(row, is_typed), number)
+            task = parse_task(_fields(row, is_typed), number if label is None else label)
         except (TypeError, ValueError, RecursionError) as error:
             raise TaskFileError(f"task {number}: {error}") from error
         if task.id in read:
@@ -112,10 +113,17 @@ def _as_source(tasks: Tasks) -> TaskSource | None:
     return source
 
 
-def _rows(tasks: Any) -> Iterator[Any]:
-    """Iterate the rows; a DataFrame would iterate its columns."""
-    is_frame = hasattr(tasks, "itertuples") and hasattr(tasks, "to_dict")
-    return iter(tasks.to_dict("records") if is_frame else tasks)
+def _label_rows(tasks: Any) -> Iterator[tuple[int | str | None, Any]]:
+    """Iterate the rows, each with its label in the index of a DataFrame; None: it has none that could be an id.
+
+    A missing value of a DataFrame is null. A DataFrame itself would iterate its columns.
+    """
+    if not (hasattr(tasks, "itertuples") and hasattr(tasks, "to_dict")):
+        return ((None, row) for row in tasks)
+    rows = tasks.astype(object).where(tasks.notna(), None).to_dict("records")
+    labels = tasks.index.tolist()
+    is_id = tasks.index.is_unique and all(type(each) in (int, str) and each != "" for each in labels)
+    return zip(labels if is_id else [None] * len(rows), rows, strict=True)
 
 
 def _fields(row: Any, is_typed: bool) -> dict[str, Any]:

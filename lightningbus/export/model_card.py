@@ -163,9 +163,8 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
             rows[name] = f"{each.mean_reward:.4f} ({interval}{each.num_tasks} tasks)"
     if facts.selected_by and facts.results is not None:
         num = len({each.version for each in facts.results.evaluations if each.label == facts.selected_by})
-        rows["selected"] = (
-            f"as the best of {num} evaluated version{'s' * (num > 1)} by {facts.selected_by}: its own figure is optimistic"
-        )
+        versions = f"{num} evaluated version{'s' * (num > 1)}"
+        rows["selected"] = f"as the best of {versions} by {facts.selected_by}: its own figure is optimistic"
     if facts.base_digest:
         rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
     if facts.recorded_base_digest not in ("", facts.base_digest):

@@ -131,14 +131,14 @@ def parse_json_object(line: str) -> dict[str, Any]:
     return fields
 
 
-def parse_task(fields: dict[str, Any], number: int) -> TaskInput:
+def parse_task(fields: dict[str, Any], default_id: int | str) -> TaskInput:
     """Build the task of some fields; raise ValueError with the reason if it is invalid or could not be published."""
     if "input" not in fields:
         raise ValueError(NO_TASK)
     for key in fields:
         if key not in KEYS:
             raise ValueError(f"unknown key {key!r}: {suggest_name(key, KEYS)}")
-    id = fields.get("id", number)
+    id = fields.get("id", default_id)
     if not isinstance(id, str | int) or isinstance(id, bool):
         raise ValueError(f"id is text or an integer, not {json.dumps(id)[:40]}")
     _check_id(str(id))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ import lightningbus as lb
 from lightningbus.bus.client import Bus
 from lightningbus.run.display.terminal import render_html
 from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
+from tests import seed_store
 from tests.polling import HANG_SECONDS
-from tests.store.conftest import Start
+from tests.store.conftest import Start, prepared
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +30,7 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         assert [row["run_id"] for row in session.runs()] == ["first"]
         failed = session.rollouts(outcome="agent_error")
         assert len(failed) and {row["outcome"] for row in failed} == {"agent_error"}
+        assert all(row["task_id"].startswith(row["task"]) and "@" not in row["task"] for row in failed)
         assert len(session.rollouts(limit=3)) == 3 and not len(session.rollouts(limit=0))
         frame = session.query_df("SELECT version, rollouts FROM reward_by_version ORDER BY version")
         assert isinstance(frame, pandas.DataFrame) and list(frame["version"]) == list(range(6))
@@ -66,6 +69,19 @@ def test_reports_are_tables_as_the_command_prints_them(seeded: Path) -> None:
         assert (
             len([row for row in tasks if row["rollouts_a"] == row["rollouts_b"] > 0]) == compared["tasks in both"]["a"]
         )
+
+
+def test_an_earlier_run_of_a_name_is_compared_from_either_sessions(seeded: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(seeded / "first", runs / "first-20261128-191500", symlinks=True)
+    with prepared(runs / "first" / "store") as store:
+        seed_store.insert(store.sql, seed_store.run("first", steps=1, groups=1))
+    pair = {"a": "first", "b": "first-20261128-191500"}
+    figures = []
+    for name in pair.values():
+        with lb.connect(name, runs=runs) as session:
+            figures.append({row["figure"]: (row["a"], row["b"]) for row in session.report("compare", **pair)})
+    assert figures[0]["rollouts"] == figures[1]["rollouts"] and figures[0]["rollouts"][0] < figures[0]["rollouts"][1]
 
 
 def test_a_table_without_rows_has_the_types_of_a_full_one(seeded: Path) -> None:

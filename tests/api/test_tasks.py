@@ -34,9 +34,38 @@ def test_rows_with_id_and_input_are_tasks(tasks: Any) -> None:
     ],
     ids=["list", "DataFrame", "Dataset"],
 )
-def test_rows_of_other_columns_are_inputs_numbered_from_1(tasks: Any) -> None:
+def test_rows_of_other_columns_are_inputs(tasks: Any) -> None:
     (task,) = read_tasks(tasks)
-    assert (task.id, task.input) == ("1", {"question": "1+1", "n": 2})
+    assert task.id == ("0" if isinstance(tasks, pandas.DataFrame) else "1")
+    assert task.input == {"question": "1+1", "n": 2}
+
+
+@pytest.mark.parametrize(
+    ("index", "ids"),
+    [
+        ([4, 7], ["4", "7"]),
+        (None, ["0", "1"]),
+        (["x", "y"], ["x", "y"]),
+        ([4, 4], ["1", "2"]),
+        ([0.5, 1.5], ["1", "2"]),
+        ([True, False], ["1", "2"]),
+        (["", "y"], ["1", "2"]),
+        (pandas.MultiIndex.from_tuples([("a", 1), ("a", 2)]), ["1", "2"]),
+    ],
+)
+def test_the_label_of_a_row_in_the_index_is_its_id(index: Any, ids: list[str]) -> None:
+    frame = pandas.DataFrame({"question": ["1+1", "2+2"]}, index=index)
+    assert [task.id for task in read_tasks(frame)] == ids
+
+
+def test_a_missing_value_of_a_frame_is_null() -> None:
+    frame = pandas.DataFrame(
+        {"question": ["1+1", None], "hint": [None, "carry"], "n": [1.5, float("nan")], "tags": [["a"], None]}
+    )
+    assert [task.input for task in read_tasks(frame)] == [
+        {"question": "1+1", "hint": None, "n": 1.5, "tags": ["a"]},
+        {"question": None, "hint": "carry", "n": None, "tags": None},
+    ]
 
 
 def test_text_is_an_input_and_a_path_is_a_file(tmp_path: Path) -> None:
@@ -53,7 +82,7 @@ def test_text_is_an_input_and_a_path_is_a_file(tmp_path: Path) -> None:
 
 def test_a_missing_id_or_label_of_a_row_is_left_out() -> None:
     frame = pandas.DataFrame({"id": ["a", None], "input": [1, 2], "labels": [{"level": "hard"}, None]}, dtype=object)
-    assert [(task.id, task.labels) for task in read_tasks(frame)] == [("a", {"level": "hard"}), ("2", {})]
+    assert [(task.id, task.labels) for task in read_tasks(frame)] == [("a", {"level": "hard"}), ("1", {})]
 
 
 def test_the_same_tasks_are_saved_once_and_read_back(tmp_path: Path) -> None:

@@ -1,33 +1,34 @@
 """Pictures of reports: bars beside each other, labels inside the picture, evaluations as marks."""
 
+import os
+import subprocess
+import sys
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from lightningbus.run.results.plot import draw_report
 from lightningbus.store.reports import REPORTS
+from tests.polling import HANG_SECONDS
 
 SETS = (("train", ""), ("eval", "greedy"), ("eval", "sampled"))
 
 
 @pytest.fixture
 def draw() -> Any:
-    """Draws a report of rows and closes its figure."""
-    from matplotlib import pyplot
-
-    figures = []
+    """Draws a report of rows."""
 
     def draw(name: str, rows: list[dict[str, Any]]) -> Any:
         plot = REPORTS[name].plot
         assert plot is not None
-        figures.append(draw_report(name, plot, rows))
-        figures[-1].canvas.draw()
-        return figures[-1]
+        figure = draw_report(name, plot, rows)
+        FigureCanvasAgg(figure).draw()
+        return figure
 
-    yield draw
-    for figure in figures:
-        pyplot.close(figure)
+    return draw
 
 
 def rows_of(column: str, names: list[str], **values: float) -> list[dict[str, Any]]:
@@ -89,3 +90,26 @@ def test_evaluations_are_marks_with_errors_within_the_rewards(draw: Any) -> None
 def test_versions_are_whole_numbers_on_the_axis(draw: Any) -> None:
     (axes,) = draw("reward_by_version", rewards_of(4)).axes
     assert all(tick.is_integer() for tick in axes.get_xticks())
+
+
+@pytest.mark.integration
+def test_pictures_leave_the_backend_and_the_figures_of_a_notebook_alone(tmp_path: Path) -> None:
+    """A notebook's own pictures vanish in silence where the backend is another one."""
+    script = tmp_path / "draw.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from lightningbus.run.results.plot import plot_report, plot_rewards\n"
+        "from lightningbus.store.reports import Plot\n"
+        "plot_rewards(Path('reward.png'), 'reward', ([0, 1], [0.5, 1.0], [0.1, 0.0]), [])\n"
+        "plot_report(Path('report.png'), 'report', Plot('bar', 'x', ('y',)), (['x', 'y'], [('a', 1.0)]))\n"
+        "import matplotlib\n"
+        "from matplotlib import pyplot\n"
+        "print(matplotlib.get_backend(), pyplot.get_fignums())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env={**os.environ, "MPLBACKEND": "svg"}, capture_output=True, text=True,
+        timeout=HANG_SECONDS, check=True,
+    )  # fmt: skip
+    assert done.stdout == "svg []\n"
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("reward.png", "report.png"))

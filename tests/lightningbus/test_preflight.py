@@ -94,6 +94,15 @@ def test_answers_that_leave_no_room_for_a_prompt_are_refused(name: str) -> None:
     job_of(single_run({}, {"sampling_params": {name: 4096}}))
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("temprature", "temperature"), ("topp", "top_p"), ("max_completion_token", "max_completion_tokens")],
+)
+def test_a_misspelt_field_of_sampling_is_refused(name: str, near: str) -> None:
+    with pytest.raises(UserError, match=rf"sampling_params.{name}: vLLM knows no such field; did you mean '{near}'"):
+        job_of(single_run({}, {"sampling_params": {name: 1}}))
+
+
 def test_a_node_of_several_adapters_refuses_a_learner_without() -> None:
     nodes = {"lora": {"rank": 8, "models": ["policy", "other"]}}
     with pytest.raises(UserError, match=r"inference.lora.models: 'policy' is trained in whole"):
@@ -106,8 +115,8 @@ def test_a_node_of_several_adapters_refuses_a_learner_without() -> None:
     [
         (
             {},
-            {"sampling_params": {"temprature": 1.0}},
-            "learner.sampling_params.temprature: vLLM knows no such field; did you mean 'temperature'?",
+            {"sampling_params": {"field_of_a_plugin": 1.0}},
+            "learner.sampling_params.field_of_a_plugin: vLLM knows no such field",
         ),
         (
             {"max_model_len": 512},

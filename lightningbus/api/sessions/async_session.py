@@ -128,8 +128,9 @@ class AsyncSession:
     ) -> Table:
         """List the rollouts that ended last, the newest first.
 
-        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given. Raises
-        `UserError` for a run, mode or outcome that does not exist.
+        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given. The column
+        ``task`` is the id of the task in your file or DataFrame, as text. Raises `UserError` for a run, mode or outcome
+        that does not exist.
         """
         wanted = RolloutFilter(mode or "", outcome or "", evaluation or "", limit)
         return await self._ask_about(run, lambda client: list_rollouts(client, run or self._run or "", wanted))
@@ -180,13 +181,20 @@ class AsyncSession:
         """Answer a comparison for one of its runs: in this session's store, or in the run's own."""
 
         def work(client: Client) -> ComparedRun:
-            return load_side(client, values, side, partial(load_report, client))
+            return load_side(client, values, side, partial(load_report, client), self._runs)
 
         run = values[side]
-        if run == self._run or find_named_run(run, self._runs) is None:
+        named = find_named_run(run, self._runs)
+        if named is None or self._has_data_of(named):
             return await self._ask(work)
         async with await aconnect(run, runs=self._runs) as session:
             return await session._ask(work)
+
+    def _has_data_of(self, run: RunDirectory) -> bool:
+        """Whether this session reads a run's data; an earlier run of the same name has another directory."""
+        if self._directory is None:  # a server that has many
+            return run.run_id == self._run
+        return run.path.resolve() == self._directory.path.resolve()
 
     async def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """Publish tasks to a run that is up, as ``lightningbus publish`` does.

@@ -12,7 +12,8 @@ from lightningbus.run.errors import UserError
 from lightningbus.schemas.base import Mode, Outcome
 
 ROLLOUTS_SQL = """
-SELECT run_id, task_id, rollout_id, mode, evaluation, outcome, reward, rewards, num_calls, response_tokens,
+SELECT run_id, replaceRegexpOne(task_id, '@[^@]*$', '') AS task, task_id, rollout_id, mode, evaluation,
+    outcome, reward, rewards, num_calls, response_tokens,
     min_weight_version, max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at,
     error
 FROM rollouts

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_near_name
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.algorithm import TaskSelectionSettings
 from lightningbus.learner.settings.learner import SHARED_SETTINGS, LearnerSettings
@@ -46,6 +46,9 @@ def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldou
         yield f"inference.lora.rank: the learner's adapters are of rank {rank}"
     if not rank and any(node.lora is not None and len(node.models) > 1 for node in nodes):
         yield f"inference.lora.models: {learner.model!r} is trained in whole; set lora.lora_rank of its learner"
+    for name in learner.sampling_params:
+        if name not in SAMPLING_FIELDS and (near := suggest_near_name(name, SAMPLING_FIELDS)):
+            yield f"learner.sampling_params.{name}: vLLM knows no such field; {near}"
     for name, limit, node in _list_token_limits(settings, learner):
         if limit >= (node.max_model_len or limit + 1):
             yield (
@@ -65,9 +68,8 @@ def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldou
 def find_oddities(settings: RunSettings, learner: LearnerSettings) -> Iterator[str]:
     """Yield the settings of a learner that have no effect, or an unexpected one."""
     for name in learner.sampling_params:
-        if name not in SAMPLING_FIELDS:
-            near = suggest_name(name, SAMPLING_FIELDS)
-            yield f"learner.sampling_params.{name}: vLLM knows no such field" + (f"; {near}" if near else "")
+        if name not in SAMPLING_FIELDS and not suggest_near_name(name, SAMPLING_FIELDS):
+            yield f"learner.sampling_params.{name}: vLLM knows no such field"
     nodes = [node for node in settings.inference if learner.model in node.models]
     buffer = learner.algorithm.overlong_buffer
     longest = buffer.max_response_length if buffer is not None else 0

@@ -25,13 +25,11 @@ Points = tuple[Sequence[int], Sequence[float], Sequence[float]]
 
 def plot_rewards(path: Path, title: str, training: Points, held_out: Sequence[Evaluation]) -> None:
     """Write a PNG of the rewards of training and of held-out tasks by version, each evaluation by its label."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     evaluations = {label: _collect_points(held_out, label) for label in {each.label for each in held_out}}
     draw_curves(axes, {"training": training}, evaluations)
     axes.set(title=title, xlabel="weight version", ylabel="mean reward ± standard error")
@@ -40,7 +38,6 @@ def plot_rewards(path: Path, title: str, training: Points, held_out: Sequence[Ev
     if all(0 <= reward <= 1 for reward in rewards):
         axes.set_ylim(-0.04, 1.04)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def draw_curves(axes: Any, training: Mapping[str, Points], evaluations: Mapping[str, Points]) -> None:
@@ -71,8 +68,6 @@ def _collect_points(held_out: Sequence[Evaluation], label: str) -> Points:
 
 def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None:
     """Write a PNG of a report; raises `UserError` when there is nothing to draw or nowhere to write it."""
-    from matplotlib import pyplot
-
     columns, records = answer
     rows = [dict(zip(columns, row, strict=True)) for row in records]
     if not rows:
@@ -82,23 +77,19 @@ def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be written: {error}") from error
-    finally:
-        pyplot.close(figure)
 
 
 def draw_report(title: str, plot: Plot, rows: list[dict[str, Any]]) -> "Figure":
     """Draw the rows of a report: lines, marks for evaluations, or a bar for each series and value."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     series = _series(rows, plot)
     names = list(dict.fromkeys(str(row[plot.x]) for row in rows))
     num_bars = len(series) * (1 if plot.stacked else len(plot.y))
     height = 4.5 if plot.kind == "line" else 1.5 + BAR_INCHES * len(names) * (num_bars + 1)
-    figure, axes = pyplot.subplots(figsize=(8, min(max(height, 3.0), 60.0)), layout="constrained")
+    figure = Figure(figsize=(8, min(max(height, 3.0), 60.0)), layout="constrained")
+    axes = figure.subplots()
     for number, (label, points) in enumerate(series):
         for index, y in enumerate(plot.y):
             drawn = [row for row in points if row[y] is not None]

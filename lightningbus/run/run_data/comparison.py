@@ -37,6 +37,7 @@ def load_side(
     arguments: Mapping[str, str],
     side: Side,
     load: Callable[[Report, dict[str, str], str], ResultTable],
+    runs: Path = RUNS,
 ) -> ComparedRun:
     """Answer both reports of a comparison for one of its runs, in the store of that run. Blocks.
 
@@ -44,7 +45,7 @@ def load_side(
     or no such rollouts.
     """
     run = arguments[side]
-    run_id = find_stored_run(client, run)
+    run_id = find_stored_run(client, run, runs)
     if arguments.get("reward"):
         check_reward(client, run_id, arguments["reward"])
     chosen = choose_side(arguments, side, run_id)

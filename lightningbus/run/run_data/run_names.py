@@ -1,12 +1,15 @@
 """Checks that the store knows a run, a model, a reward or an evaluation, with names near one that it does not know."""
 
+from pathlib import Path
+
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
+from lightningbus.run.run_directory.directory import RUNS
 from lightningbus.run.run_directory.lookup import find_named_run, find_run_names
 
-RUNS = """
+STORED_RUNS = """
 SELECT run_id FROM runs
 UNION DISTINCT SELECT DISTINCT run_id FROM training_steps
 UNION DISTINCT SELECT DISTINCT run_id FROM tasks
@@ -32,7 +35,7 @@ def check_run(client: Client, run: str, place: str = "in the store") -> None:
         raise _no_stored_run(run, place, stored)
 
 
-def find_stored_run(client: Client, run: str) -> str:
+def find_stored_run(client: Client, run: str, runs: Path = RUNS) -> str:
     """Return the id by which a run's store has it, from its name or directory; empty for an empty name. Blocks.
 
     A run's own store that has one run alone, of another id, has that run: such a store was copied without the rest of
@@ -41,7 +44,7 @@ def find_stored_run(client: Client, run: str) -> str:
     """
     if not run:
         return ""
-    named, stored = find_named_run(run), list_stored_runs(client)
+    named, stored = find_named_run(run, runs), list_stored_runs(client)
     run_id = run if named is None else named.run_id
     if run_id in stored:
         return run_id
@@ -52,7 +55,7 @@ def find_stored_run(client: Client, run: str) -> str:
 
 def list_stored_runs(client: Client) -> list[str]:
     """List the ids of the runs of which the store has anything. Blocks."""
-    return [row[0] for row in client.query(RUNS).result_rows]
+    return [row[0] for row in client.query(STORED_RUNS).result_rows]
 
 
 def _no_stored_run(run: str, place: str, stored: list[str]) -> UserError:
