@@ -216,10 +216,10 @@ class Connection:
             self._connect_failed.set()
             if NO_INFO_ERROR in message and not self._has_user:
                 self._hint = TLS_HINT
-            self._fatal_error = self._fatal_error or explain_connect_error(error, self._has_user)
+            self._fatal_error = self._fatal_error or explain_connect_error(error, self._credentials)
             if self._fatal_error:
                 raise CredentialsError(self._fatal_error)  # nats-py would retry for ever
-        elif self._is_established and (reason := explain_connect_error(error, self._has_user)):
+        elif self._is_established and (reason := explain_connect_error(error, self._credentials)):
             self._record_auth_refusal(reason)
         if denied := PERMISSION_ERROR.search(message):
             self.permission_errors.append(message)

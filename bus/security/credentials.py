@@ -151,8 +151,8 @@ def _first_line(path: Path) -> str:
     return read_secret(path, "password").strip()
 
 
-def explain_connect_error(error: Exception, has_user: bool) -> str:
-    """Explain an error that a retry will not fix; empty if one might. ``has_user``: we sent credentials."""
+def explain_connect_error(error: Exception, credentials: Credentials | None) -> str:
+    """Explain an error that a retry will not fix; empty if one might. ``credentials``: those that we sent."""
     if isinstance(error, CredentialsError):  # a file that is read again before each connection
         return str(error)
     if isinstance(error, PlaintextServerError):
@@ -162,6 +162,14 @@ def explain_connect_error(error: Exception, has_user: bool) -> str:
     if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in FATAL_TLS_REASONS):
         return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus create-users`?"
     if "authorization violation" in str(error).lower():
-        who = "it has no user of this key" if has_user else f"it asks for a user: give --credentials, {HELP}"
-        return f"it rejects unknown users, and {who}"
+        return f"it rejects unknown users, and {_explain_unknown_user(credentials)}"
     return ""
+
+
+def _explain_unknown_user(credentials: Credentials | None) -> str:
+    """Name what the server compares: a certificate and its user's password, or a key."""
+    if credentials is None or not credentials.has_user:
+        return f"it asks for a user: give --credentials, {HELP}"
+    if credentials.password is not None:
+        return f"it has no user of this certificate with the password in {credentials.password}"
+    return "it has no user of this key"

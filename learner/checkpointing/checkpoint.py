@@ -29,6 +29,7 @@ WRITING = ".writing-"
 """Before the name of one that is being written."""
 BROKEN = "broken-"
 """Before the name of a checkpoint that cannot be used."""
+BEGIN_ANEW = "begin anew with other checkpoints and another model name"
 _UNUSABLE = (OSError, InvalidSealError, msgspec.MsgspecError)
 
 
@@ -160,7 +161,7 @@ class Checkpoints:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in broken.items())
         raise CheckpointError(
             f"checkpoints: none in {self._directory} can be used ({reasons}): bring back a copy with {self._key}, "
-            "or begin anew with other checkpoints and another model name"
+            f"or {BEGIN_ANEW}"
         )
 
     def of_step(self, step: int) -> Path | None:
@@ -175,6 +176,12 @@ class Checkpoints:
         return paths[-1]
 
     def _secret(self) -> bytes:
+        """Read the key, which is made where no checkpoint is sealed yet; raise `CheckpointError`."""
+        if not self._key.exists() and self._by_age():
+            raise CheckpointError(
+                f"checkpoints: {self._key} is missing, the key by which those in {self._directory} are sealed: put it "
+                f"back from a backup, or {BEGIN_ANEW}"
+            )
         try:
             return load_key(self._key)
         except (InvalidSealError, OSError) as error:

@@ -1,8 +1,11 @@
-"""SQL that backs up a database of a ClickHouse server to S3, and restores it. Pure."""
+"""SQL that backs up a database of a ClickHouse server to S3 and restores it, and its errors. Pure."""
 
 from dataclasses import dataclass
 
 from lightningbus.store.clickhouse.quoting import quote_text
+
+OCCUPIED = ("already contains some data", "has a different definition")
+"""Parts of ClickHouse's errors for a table that is there already, with rows or with other columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,10 @@ def build_restore(database: str, place: BackupPlace, name: str, new_name: str = 
     """Build the statement that restores a database, also under a new name; ClickHouse refuses one that has rows."""
     renamed = f" AS `{new_name}`" if new_name else ""
     return f"RESTORE DATABASE `{database}`{renamed} FROM {place.locate(name)}"
+
+
+def explain_restore_error(message: str, database: str) -> str:
+    """Explain ClickHouse's error for a restore into a database whose tables have rows or other columns; else empty."""
+    if not any(mark in message for mark in OCCUPIED):
+        return ""
+    return f"the database {database} has tables already: give the restored one another name by --as"

@@ -574,7 +574,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("changes", "sentence"),
     [
         ({"password": None}, "rejects unknown users"),
-        ({"password": "runner/password"}, "has no user of this key"),
+        ({"password": "runner/password"}, "has no user of this certificate with the password in .*/runner/password"),
         ({"cert": None, "key": None}, "CERTIFICATE_REQUIRED"),
         ({"cert": "runner/cert.pem", "key": "runner/key.pem"}, "TLS with it fails"),
         ({"ca": "runner/ca.pem"}, "certificate is not to be trusted"),

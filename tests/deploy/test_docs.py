@@ -95,6 +95,7 @@ def test_the_pages_install_torch_as_make_does() -> None:
         f"pip install {pinned} && pip install --no-deps --require-hashes --requirement requirements/gpu.lock"
         in DEPLOYMENT
     )
+    assert set(re.findall(r"torch==\S+", DEPLOYMENT)) == {pinned}
     assert f"pip install {pinned}" in (ROOT / "deploy" / "Dockerfile").read_text()
 
 

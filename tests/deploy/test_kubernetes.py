@@ -149,6 +149,13 @@ def test_kustomize_builds_the_base(tmp_path: Path) -> None:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
+def test_the_page_lists_every_file_of_the_base() -> None:
+    (table,) = re.findall(r"\| file \| what \|\n(.*?)\n\n", (ROOT / "docs" / "deployment.md").read_text(), re.S)
+    listed = set(re.findall(r"`([a-z]+\.yaml)`", table))
+    assert listed == set(KUSTOMIZATION["resources"])
+    assert container("auditor")["resources"]["requests"] == {"cpu": "1", "memory": "32Gi"} and "32 GiB" in table
+
+
 @pytest.mark.parametrize("role", sorted(ROLES))
 def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(commands: Commands, role: str) -> None:
     actual, settings = container(role), begun(commands, role)

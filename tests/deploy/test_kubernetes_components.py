@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import aiohttp
 import kubernetes_validate
 import pytest
 import yaml
@@ -17,6 +18,8 @@ from lightningbus.graders.settings import GraderSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.server import UiServer, serve
 from tests.deploy.commands import DEPLOY, ROOT, Commands, Document
 from tests.polling import HANG_SECONDS
 
@@ -219,6 +222,39 @@ def test_the_pages_command_is_one_of_ours_and_listens_where_it_is_asked(commands
     assert page["args"][page["args"].index("--host") + 1] == "0.0.0.0"
     (published,) = COMPOSE["ui"]["ports"]
     assert published.endswith(f":{page['ports'][0]['containerPort']}")
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
+async def test_the_page_answers_its_probes_at_the_address_of_a_pod_without_a_clickhouse(probe: str) -> None:
+    get = container("page")[probe]["httpGet"]
+    (port,) = (port["containerPort"] for port in container("page")["ports"] if port["name"] == get["port"])
+    pages = UiServer(Reader(), "0.0.0.0", list)
+    headers = {"Host": f"10.1.2.3:{port}"}
+    async with (
+        serve(pages, "127.0.0.1", 0) as url,
+        aiohttp.ClientSession(url) as session,
+        session.get(get["path"], headers=headers) as response,
+    ):
+        assert response.status == 200, await response.text()
+
+
+def test_each_component_that_stays_up_is_restarted_when_it_hangs() -> None:
+    for name in of("Deployment"):
+        actual = container(name)
+        served = {port["name"] for port in actual["ports"]}
+        assert {actual[probe]["httpGet"]["port"] for probe in ("startupProbe", "livenessProbe")} <= served, name
+
+
+@pytest.mark.integration
+def test_the_documented_grafana_without_internet_fetches_no_plugin(tmp_path: Path) -> None:
+    built = build({**OVERLAYS[4]}, tmp_path)
+    (grafana,) = (each for each in built if (each["kind"], each["metadata"]["name"]) == ("Deployment", "grafana"))
+    (actual,) = grafana["spec"]["template"]["spec"]["containers"]
+    assert actual["image"].startswith("registry.example/")
+    (plugins,) = re.findall(r"--pluginsDir (\S+) plugins install grafana-clickhouse-datasource", DEPLOYMENT)
+    assert actual["env"] == [{"name": "GF_PATHS_PLUGINS", "value": plugins}]
+    assert not any(plugins.startswith(mount["mountPath"]) for mount in actual["volumeMounts"])
+    assert f"FROM {container('grafana')['image']}\n" in DEPLOYMENT
 
 
 def test_a_backup_is_a_command_of_ours_with_the_variables_that_it_reads(commands: Commands) -> None:

@@ -131,9 +131,21 @@ def test_a_key_that_others_can_read_seals_nothing(tmp_path: Path) -> None:
 
 def test_checkpoints_brought_from_elsewhere_without_their_key_are_not_loaded(tmp_path: Path) -> None:
     checkpoints = written(tmp_path, 1)
-    (tmp_path / "checkpoints.key").unlink()
+    (tmp_path / "checkpoints.key").write_text("another\n")
     with pytest.raises(CheckpointError, match=r"not by the key of this run.*bring back a copy with .*checkpoints\.key"):
         checkpoints.latest()
+
+
+def test_a_lost_key_is_named_and_not_replaced_while_checkpoints_are_sealed_by_it(tmp_path: Path) -> None:
+    checkpoints, key = written(tmp_path, 1), tmp_path / "checkpoints.key"
+    lost = key.rename(tmp_path / "backup")
+    for use in (checkpoints.latest, lambda: checkpoints.of_step(1), lambda: written(tmp_path, 2)):
+        with pytest.raises(CheckpointError, match=rf"{key} is missing, .* put it back from a backup, or begin anew"):
+            use()
+        assert not key.exists()
+    lost.rename(key)
+    latest = checkpoints.latest()
+    assert latest is not None and latest[1].step == 1
 
 
 def test_a_changed_checkpoint_is_not_loaded_to_make_a_step_again(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from typer.testing import CliRunner
 
+from lightningbus.cli.app import app
 from lightningbus.common.flat_settings import without_secrets
-from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore
+from lightningbus.store.clickhouse import client
+from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore, explain_restore_error
 from lightningbus.store.clickhouse.quoting import quote_text
 from tests.commands import environment
 from tests.store.conftest import serving
@@ -58,8 +62,36 @@ def test_a_database_comes_back_from_a_backup_and_what_is_new_since_its_base(tmp_
         assert again.returncode != 0 and "BACKUP_ALREADY_EXISTS" in again.stderr
         over = run_engine(tmp_path / "first", build_restore("events", place, "monday"))
         assert over.returncode != 0, "a database that has rows stays as it is"
+        changed = run_engine(
+            tmp_path / "second",
+            "DROP TABLE older.spans",
+            "CREATE TABLE older.spans (name String, kind String) ENGINE MergeTree ORDER BY name",
+            build_restore("events", place, "monday", new_name="older"),
+        )
+        for database, refused in {"events": over, "older": changed}.items():
+            assert explain_restore_error(refused.stderr, database) == (
+                f"the database {database} has tables already: give the restored one another name by --as"
+            ), refused.stderr
+        assert explain_restore_error(again.stderr, "events") == ""
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(("arguments", "database"), [([], "lightningbus"), (["--as", "restored"], "restored")])
+def test_a_restore_over_tables_ends_in_our_sentence(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], database: str
+) -> None:
+    class Occupied:
+        def command(self, statement: str) -> None:
+            raise DatabaseError(
+                "Code: 608. DB::Exception: Cannot restore the table a.b because it already contains some data."
+            )
+
+    monkeypatch.setattr(client, "connect", lambda *_: Occupied())
+    command = ["store", "restore", "monday", "--place", "http://127.0.0.1:1/b", "--sql", "http://127.0.0.1:1"]
+    done = CliRunner().invoke(app, [*command, *arguments])
+    assert done.exit_code == 2
+    assert f"the database {database} has tables already: give the restored one another name by --as" in done.stderr
 
 
 def test_texts_are_quoted_and_keys_may_be_the_servers() -> None:

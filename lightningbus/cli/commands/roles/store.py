@@ -1,7 +1,9 @@
 """``lightningbus store``: write events into ClickHouse, answer SQL; users and backups of a ClickHouse server."""
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +25,7 @@ from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.errors import exit_with
 from lightningbus.run.processes.role_process import run_role
 from lightningbus.run.run_directory.discovery import discover_bus
-from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore
+from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore, explain_restore_error
 
 app = typer.Typer(rich_markup_mode=None, cls=RoleGroup)
 
@@ -169,7 +171,8 @@ def restore(
     check_names(database=database, name=name, **({"as": new_name} if new_name else {}))
     server = sql or exit_with(NO_SERVER)
     statement = build_restore(database, _find_place(place), name, new_name)
-    _execute(server, statement, timeout_seconds=BACKUP_SECONDS, advice=COPY_FILES)
+    explain = partial(explain_restore_error, database=new_name or database)
+    _execute(server, statement, timeout_seconds=BACKUP_SECONDS, advice=COPY_FILES, explain=explain)
 
 
 def _find_place(url: str | None) -> BackupPlace:
@@ -178,10 +181,17 @@ def _find_place(url: str | None) -> BackupPlace:
     return BackupPlace(url, *(os.environ.get(variable, "") for variable in BACKUP_KEYS))
 
 
-def _execute(sql: str, *statements: str, timeout_seconds: int | None = None, advice: str = "") -> None:
+def _execute(
+    sql: str,
+    *statements: str,
+    timeout_seconds: int | None = None,
+    advice: str = "",
+    explain: Callable[[str], str] = lambda message: "",
+) -> None:
     """Execute statements on a ClickHouse server; end the program with a sentence where it refuses one.
 
-    ``advice`` follows where this user may only read, as each user of an embedded store.
+    ``advice`` follows where this user may only read, as each user of an embedded store. ``explain`` gives the sentence
+    for an error of ClickHouse; empty: the error itself.
     """
     with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -197,4 +207,4 @@ def _execute(sql: str, *statements: str, timeout_seconds: int | None = None, adv
         exit_with(error)
     except ClickHouseError as error:
         hint = f"; {advice}" if advice and "(READONLY)" in str(error) else ""
-        exit_with(f"{explain_error(error)}{hint}")
+        exit_with(explain(str(error)) or f"{explain_error(error)}{hint}")
