@@ -49,7 +49,8 @@ def train(
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
-            over them, but model, tasks and seed must stay. A string is the name: ``resume="small"``.
+            over them, but model, tasks and seed must stay. A string is the name: ``resume="small"``. Without it, an
+            earlier run of the name is moved aside: its directory and name get the time at their end.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
             mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.

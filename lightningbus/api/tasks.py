@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from lightningbus.run.run_directory.directory import INPUTS
 from lightningbus.tasks.errors import TaskFileError
 from lightningbus.tasks.task_loading import TaskInput, load_tasks, parse_json_object, parse_task
 from lightningbus.tasks.task_source import TaskSource, parse_task_source
@@ -16,8 +17,6 @@ Tasks: TypeAlias = str | os.PathLike[str] | TaskSource | Mapping[str, Any] | Ite
 """A path, ``hf:NAME``, a mapping with ``path`` and a map of columns as in a run file, or rows of tasks or inputs."""
 ROWS = TaskSource(path="rows")
 """Source of a row: a table without a map of columns."""
-INPUTS = ".inputs"
-"""Below the directory of runs: what a notebook passes to them. No run has such a name."""
 
 
 def read_tasks(tasks: Tasks) -> list[TaskInput]:

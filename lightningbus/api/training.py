@@ -61,10 +61,14 @@ def as_run_interrupted(
     options: Mapping[str, Any], settings: RunFile | None = None, resume: bool | str = False
 ) -> Iterator[None]:
     """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run; the arguments are `atrain`'s."""
+    name = resume if isinstance(resume, str) else str(options.get("name") or _read_name(settings))
+    directory = runs_directory(options, _read_fields(settings)) / name
+    earlier = identify_record(directory)
     try:
         yield
     except KeyboardInterrupt:
-        name = resume if isinstance(resume, str) else options.get("name") or _read_name(settings)
+        if not resume and identify_record(directory) == earlier:
+            raise RunInterrupted(f"run {name!r} is stopped: nothing had started, and no run was changed") from None
         raise RunInterrupted(
             f"run {name!r} is stopped and its data is kept: the same call with resume=True goes on"
         ) from None
@@ -72,11 +76,15 @@ def as_run_interrupted(
 
 def _read_name(settings: RunFile | None) -> str:
     """Read the name of a run from its run file; the default where there is none."""
-    default = str(RunSettings.model_fields["name"].default)
+    return str(_read_fields(settings).get("name", RunSettings.model_fields["name"].default))
+
+
+def _read_fields(settings: RunFile | None) -> Mapping[str, Any]:
+    """Read the fields of a run file; none where it cannot be read, which the training itself reports."""
     try:
-        return str(read_run_file(settings).get("name", default))
-    except UserError:  # the file has gone, or changed
-        return default
+        return read_run_file(settings)
+    except UserError:
+        return {}
 
 
 @with_options(TrainSettings)
@@ -102,7 +110,8 @@ async def atrain(
         settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
             be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped, by the settings of its start; what is given here wins
-            over them, but model, tasks and seed must stay. A string is the name: ``resume="small"``.
+            over them, but model, tasks and seed must stay. A string is the name: ``resume="small"``. Without it, an
+            earlier run of the name is moved aside: its directory and name get the time at their end.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
             mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.

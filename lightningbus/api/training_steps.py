@@ -40,7 +40,7 @@ class TrainingSteps:
         is_interrupted = kind is asyncio.CancelledError and self._task is not None
         await self.close()
         if is_interrupted:  # a notebook shows the cancellation alone
-            console().print("the run is stopped and its data is kept: the same call with resume=True goes on")
+            console().print("the run is stopped; the same call with resume=True goes on if it had started")
 
     def __aiter__(self) -> AsyncIterator[Step]:
         return self._iterate()

@@ -11,6 +11,7 @@ import pytest
 
 import lightningbus as lb
 from docs.reference.blocking_api import TARGET, render_blocking_api
+from lightningbus.run.results.run_record import write_record
 from tests.commands import ROOT
 
 HEAVY = {"torch", "vllm", "verl", "chdb", "clickhouse_connect", "pandas", "transformers", "nats", "rich", "pydantic"}
@@ -74,9 +75,18 @@ def test_a_run_that_is_interrupted_is_named(
     Path("small.yaml").write_text("name: of-the-file")
 
     def interrupt(*arguments: object, **fields: object) -> None:
+        if has_begun:
+            (Path("runs") / name).mkdir(parents=True)
+            write_record(Path("runs") / name, {})
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lightningbus.api.blocking.atrain", interrupt)
+    has_begun = False
+    with pytest.raises(
+        lb.RunInterrupted, match=f"run '{name}' is stopped: nothing had started, and no run was changed"
+    ):
+        lb.train(settings=settings, **options)
+    has_begun = True
     with pytest.raises(lb.RunInterrupted, match=f"run '{name}' is stopped and its data is kept"):
         lb.train(settings=settings, **options)
 

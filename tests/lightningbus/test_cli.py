@@ -353,7 +353,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     assert "other.jsonl cannot be read" in says(run(*arguments, cwd=tmp_path))
     shutil.copy(tmp_path / "tasks.jsonl", tmp_path / "other.jsonl")
     done = run(*arguments, cwd=tmp_path)
-    assert "warning: 1 of the 1 tasks of other.jsonl are trained on too" in done.stdout
+    assert "warning: 1 of the 1 tasks of other.jsonl are trained on too, as 'a'" in done.stdout
     (tmp_path / "other.jsonl").write_text('{"id": "a", "input": 2}\n')
     done = run(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

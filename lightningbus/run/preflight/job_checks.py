@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lightningbus.bus.streams.sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
@@ -22,12 +23,14 @@ from lightningbus.run.preflight.setting_conflicts import find_differences, find_
 from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
 from lightningbus.run.processes.stack import complete_learner_settings
 from lightningbus.run.results.prompt_files import read_prompt_text
+from lightningbus.run.run_directory.directory import INPUTS
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings, describe_problems
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.subjects import TRAIN_ROLLOUTS
 from lightningbus.tasks.task_loading import TaskInput, load_tasks
+from lightningbus.tasks.task_source import TaskSource
 
 VERSIONS_AHEAD = 3
 """Weight versions needed beyond `max_staleness`: the one being evaluated, its successor, and the one being published.
@@ -86,16 +89,17 @@ def run_checks(
         check_ports(settings)
     yield from check_servers(settings)
     trained_inputs: set[str] = set()
-    for path in job.learner.task_sources:
-        tasks = load_tasks(path)
+    for source in job.learner.task_sources:
+        tasks = load_tasks(source)
         if job.eval.sets:
             trained_inputs.update(map(_serialize_input, tasks))
-        yield f"{path}: {len(tasks)} tasks"
+        yield f"{_name_tasks(source, 'tasks')}: {len(tasks)} tasks"
     for held_out in job.eval.sets:
         tasks = load_tasks(held_out.task_source)
-        yield f"{held_out.task_source}: {len(tasks)} tasks"
-        if num_trained := sum(_serialize_input(task) in trained_inputs for task in tasks):
-            yield f"warning: {num_trained} of the {len(tasks)} tasks of {held_out.task_source} are trained on too"
+        name = _name_tasks(held_out.task_source, getattr(held_out, "name", "heldout"))
+        yield f"{name}: {len(tasks)} tasks"
+        if repeated := [task.id for task in tasks if _serialize_input(task) in trained_inputs]:
+            yield f"warning: {len(repeated)} of the {len(tasks)} tasks of {name} are trained on too, as {repeated[0]!r}"
     if not job.eval.sets:
         yield "warning: no held-out tasks (eval.tasks): only rewards of training are known, and no version is the best"
     for learner in job.learners:
@@ -115,6 +119,11 @@ def run_checks(
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         trial = replace(describe_trial(settings, job, runner.agent_name), is_here=is_here)
         yield from asyncio.run(try_agent(runner, trial))
+
+
+def _name_tasks(source: Path | TaskSource, name: str) -> str:
+    """Return a source as it was given: rows of a notebook, which are kept in a file, by their argument or suite."""
+    return name if INPUTS in Path(str(source)).parts else str(source)
 
 
 def _serialize_input(task: TaskInput) -> str:

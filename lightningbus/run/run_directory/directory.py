@@ -27,6 +27,8 @@ PARTS = ("logs", "bus", "store", "checkpoints", "work")
 LOCKED_PARTS = ("bus", "store", "checkpoints")
 """Parts of the directory that a role started by itself may work in."""
 RUNS = Path("runs")
+INPUTS = ".inputs"
+"""Below the directory of runs: what a notebook passes to them. No run has such a name."""
 MOVED_ASIDE = re.compile(r"-\d{8}-\d{6}$")
 """Suffix of a run's directory that was moved aside."""
 
