@@ -27,20 +27,10 @@ def write_sbom(name: str, out: Path) -> Path:
     """Write ``sbom-NAME.json`` of one lock into a directory, the same bytes each time; return its path."""
     path = out / f"sbom-{name}.json"
     text = list_requirements((ROOT / "requirements" / f"{name}.lock").read_text(), (ROOT / "Makefile").read_text())
-    project = ("--pyproject", str(ROOT / "pyproject.toml"))
-    no_graph = ("-W", "ignore:The Component this BOM is describing")  # a lock does not say which package needs which
-    command = (
-        *no_graph,
-        "-m",
-        "cyclonedx_py",
-        "requirements",
-        *project,
-        "--output-reproducible",
-        "--output-file",
-        str(path),
-        "-",
-    )
-    subprocess.run([sys.executable, *command], input=text, text=True, check=True)
+    no_graph = "ignore:The Component this BOM is describing"  # a lock does not say which package needs which
+    command = [sys.executable, "-W", no_graph, "-m", "cyclonedx_py", "requirements", "--output-reproducible"]
+    options = ["--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(path), "-"]
+    subprocess.run([*command, *options], input=text, text=True, check=True)
     return path
 
 

@@ -62,16 +62,23 @@ def as_run_interrupted(
 ) -> Iterator[None]:
     """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run; the arguments are `atrain`'s."""
     name = resume if isinstance(resume, str) else str(options.get("name") or _read_name(settings))
-    directory = runs_directory(options, _read_fields(settings)) / name
-    earlier = identify_record(directory)
+    earlier = _identify_run(options, settings, name)
     try:
         yield
     except KeyboardInterrupt:
-        if not resume and identify_record(directory) == earlier:
+        if not resume and _identify_run(options, settings, name) == earlier:
             raise RunInterrupted(f"run {name!r} is stopped: nothing had started, and no run was changed") from None
         raise RunInterrupted(
             f"run {name!r} is stopped and its data is kept: the same call with resume=True goes on"
         ) from None
+
+
+def _identify_run(options: Mapping[str, Any], settings: RunFile | None, name: str) -> tuple[int, int] | None:
+    """Return what tells the run of a name from another one; None without a run, or where settings are wrong."""
+    try:
+        return identify_record(runs_directory(options, _read_fields(settings)) / name)
+    except (TypeError, ValueError):  # no path, which the training itself reports
+        return None
 
 
 def _read_name(settings: RunFile | None) -> str:

@@ -66,8 +66,10 @@ def test_an_installed_package_has_its_version_in_the_runners_own_interpreter(pro
 def test_an_environment_is_its_settings_and_its_module(project: Path) -> None:
     settings = json.dumps({"adapter": "verifiers_adapter", "name": "me/my-sums", "arguments": {}})
     files = {"environment.json": write(project / "environment.json", settings)}
-    files["my_sums.py"] = write(project / "my_sums.py", "def load_environment(): ...")
-    assert describe_code([RunnerSettings(entrypoint="absent:rollout")]) == files
+    files["mine/my_sums.py"] = write(project / "mine/my_sums.py", "def load_environment(): ...")
+    other = Path(sys.executable)
+    runner = RunnerSettings(entrypoint="absent:rollout", env=["PYTHONPATH=mine:none", "HOME"], python_executable=other)
+    assert describe_code([runner]) == files
 
 
 def test_code_that_cannot_be_parsed_has_its_digest(project: Path) -> None:

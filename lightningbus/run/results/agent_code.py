@@ -6,8 +6,9 @@ Nothing is imported: a file is found as Python would find it, and so is what it 
 import hashlib
 import importlib
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions, version
@@ -38,12 +39,13 @@ def describe_code(runners: Iterable[RunnerSettings], learners: Iterable[Mapping[
         root = runner.working_dir.resolve()
         modules = [each.partition(":")[0] for each in (runner.entrypoint, runner.reward_fn) if each]
         modules += _read_environment(root / ENVIRONMENT)
-        code |= _describe_modules(modules, root, is_own_interpreter=runner.python_executable is None)
+        places = [root, *_list_import_paths(runner, root)]
+        code |= _describe_modules(modules, places, is_own_interpreter=runner.python_executable is None)
         files = [root / ENVIRONMENT, *(root / word for word in runner.command or ())]
         code |= _hash_files(path for path in files if path.is_file())
     for settings in learners:
         modules = [match[1] for text in _list_texts(settings) if (match := REFERENCE.fullmatch(text))]
-        code |= _describe_modules(modules, Path.cwd(), is_own_interpreter=True)
+        code |= _describe_modules(modules, [Path.cwd()], is_own_interpreter=True)
     return dict(sorted(code.items()))
 
 
@@ -91,12 +93,19 @@ def _list_texts(value: Any) -> Iterator[str]:
             yield from _list_texts(each)
 
 
-def _describe_modules(modules: Iterable[str], root: Path, *, is_own_interpreter: bool) -> dict[str, str]:
-    finder = ModuleFinder(path=[str(root)])
+def _list_import_paths(runner: RunnerSettings, root: Path) -> list[Path]:
+    """Return the directories of the agent's ``PYTHONPATH``."""
+    variables = dict(entry.split("=", 1) for entry in runner.env if "=" in entry)
+    return [root / path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def _describe_modules(modules: Iterable[str], places: Sequence[Path], *, is_own_interpreter: bool) -> dict[str, str]:
+    """Describe modules, and what they import from the directories ``places``."""
+    finder = ModuleFinder(path=[str(place) for place in places])
     code: dict[str, str] = {}
     for name in modules:
         package = name.partition(".")[0]
-        spec = PathFinder.find_spec(package, [str(root)])
+        spec = PathFinder.find_spec(package, finder.path)
         if spec is None and is_own_interpreter:
             code |= _describe_installed(package)
         elif spec is not None:

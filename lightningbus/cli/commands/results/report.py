@@ -98,9 +98,8 @@ def report(
         exit_with(
             f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}"
         )
-    most = (
-        limit + 1 if limit and plot is None and name not in COMPARISONS else 0
-    )  # one more tells whether there are more
+    is_whole = not limit or plot is not None or name in COMPARISONS
+    most = 0 if is_whole else limit + 1  # one more tells whether there are more
     arguments = exit_on_user_error(_parse_arguments, definition, values or (), parameters or ())
     if model and any(parameter.name == "model" for parameter in definition.parameters):
         arguments["model"] = model
