@@ -41,6 +41,19 @@ def test_it_has_what_an_agent_imports_from_its_own_directory_and_runs_none_of_it
     assert describe_code([runner]) == files
 
 
+def test_directories_without_init_and_relative_imports_are_followed(project: Path) -> None:
+    files = {
+        "agent.py": write(project / "agent.py", "def solve():\n    from lib.deep import one"),
+        "lib/deep/one.py": write(
+            project / "lib/deep/one.py", "from . import two\nfrom ..other import x\nfrom ... import y"
+        ),
+        "lib/deep/two.py": write(project / "lib/deep/two.py", "import torch, os.path"),
+        "lib/other.py": write(project / "lib/other.py", "x = 1"),
+    }
+    write(project / "lib/unused.py", "")
+    assert describe_code([RunnerSettings(entrypoint="agent:solve")]) == files
+
+
 def test_files_of_another_directory_have_their_path(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     digest = write(elsewhere / "agent.py", "x = 1")
@@ -67,8 +80,9 @@ def test_an_environment_is_its_settings_and_its_module(project: Path) -> None:
     settings = json.dumps({"adapter": "verifiers_adapter", "name": "me/my-sums", "arguments": {}})
     files = {"environment.json": write(project / "environment.json", settings)}
     files["mine/my_sums.py"] = write(project / "mine/my_sums.py", "def load_environment(): ...")
-    other = Path(sys.executable)
-    runner = RunnerSettings(entrypoint="absent:rollout", env=["PYTHONPATH=mine:none", "HOME"], python_executable=other)
+    write(project / "lib/site-packages/absent.py", "")
+    other, variables = Path(sys.executable), ["PYTHONPATH=mine:none:lib/site-packages", "HOME"]
+    runner = RunnerSettings(entrypoint="absent:rollout", env=variables, python_executable=other)
     assert describe_code([runner]) == files
 
 

@@ -3,16 +3,18 @@
 Nothing is imported: a file is found as Python would find it, and so is what it imports from its own directory.
 """
 
+import ast
 import hashlib
 import importlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions, version
-from modulefinder import ModuleFinder
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from lightningbus.runners.settings import RunnerSettings
 RECORD = "code.json"
 REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 """A function of a module, as ``agent:solve``."""
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of directories with installed packages."""
 ENVIRONMENT = "environment.json"
 """File in the working directory of an environment's agent: its adapter, name and arguments."""
 
@@ -94,29 +98,71 @@ def _list_texts(value: Any) -> Iterator[str]:
 
 
 def _list_import_paths(runner: RunnerSettings, root: Path) -> list[Path]:
-    """Return the directories of the agent's ``PYTHONPATH``."""
+    """Return the directories of the agent's ``PYTHONPATH`` that hold no installed packages."""
     variables = dict(entry.split("=", 1) for entry in runner.env if "=" in entry)
-    return [root / path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [root / path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return [path for path in paths if not _holds_installed(path)]
+
+
+def _holds_installed(path: Path) -> bool:
+    return not INSTALLED.isdisjoint(path.parts)
 
 
 def _describe_modules(modules: Iterable[str], places: Sequence[Path], *, is_own_interpreter: bool) -> dict[str, str]:
     """Describe modules, and what they import from the directories ``places``."""
-    finder = ModuleFinder(path=[str(place) for place in places])
     code: dict[str, str] = {}
-    for name in modules:
-        package = name.partition(".")[0]
-        spec = PathFinder.find_spec(package, finder.path)
-        if spec is None and is_own_interpreter:
+    paths = [str(place) for place in places]
+    files = _find_files(modules, paths)
+    for package in {name.partition(".")[0] for name in modules}:
+        if is_own_interpreter and PathFinder.find_spec(package, paths) is None:
             code |= _describe_installed(package)
-        elif spec is not None:
-            try:
-                finder.import_hook(name)
-            except (ImportError, SyntaxError, ValueError, OSError):
-                code |= _hash_files([Path(spec.origin)] if spec.origin else [])
-    paths = (getattr(module, "__file__", None) for module in finder.modules.values())
-    files = {Path(path) for path in paths if path}
     packages = {file.parent for file in files if file.name == "__init__.py"}
     return code | _hash_files(files.union(*(package.rglob("*.py") for package in packages)))
+
+
+def _find_files(modules: Iterable[str], paths: Sequence[str]) -> set[Path]:
+    """Find the files of modules, and of all modules below ``paths`` that they import anywhere in their code."""
+    files: dict[str, Path] = {}
+    waiting, visited = list(modules), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in visited:
+            continue
+        visited.add(name)
+        for module, spec in _find_specs(name, paths):
+            if spec.origin is not None and module not in files:
+                files[module] = file = Path(spec.origin)
+                is_package = spec.submodule_search_locations is not None
+                waiting += _list_imports(file, module if is_package else module.rpartition(".")[0])
+    return set(files.values())
+
+
+def _find_specs(name: str, paths: Sequence[str]) -> Iterator[tuple[str, ModuleSpec]]:
+    """Find the packages around a module and the module, as far as they are there, each with its full name."""
+    parts, places = name.split("."), list(paths)
+    for number, part in enumerate(parts, start=1):
+        spec = PathFinder.find_spec(part, places)  # a full name would look for packages among imported modules
+        if spec is None:
+            return
+        yield ".".join(parts[:number]), spec
+        places = list(spec.submodule_search_locations or ())
+
+
+def _list_imports(file: Path, package: str) -> list[str]:
+    """List the names of modules that a file of a package may import; none where it is no Python."""
+    names: list[str] = []
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return names
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            with suppress(ImportError):  # beyond the topmost package
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return names
 
 
 @cache
@@ -130,7 +176,7 @@ def _describe_installed(package: str) -> dict[str, str]:
     if spec is None or spec.origin is None:
         return {}
     file = Path(spec.origin)
-    if "site-packages" in file.parts or "dist-packages" in file.parts:
+    if _holds_installed(file):
         return {name: version(name) for name in _list_distributions().get(package, [])}
     return _hash_files(file.parent.rglob("*.py") if file.name == "__init__.py" else [file])
 
