@@ -6,8 +6,10 @@ from lightningbus.common.name_suggestions import suggest_name
 
 GROUP_SIZE, STEP_SIZE, STALENESS, STEPS = ("group_size",), ("groups_per_step",), ("max_staleness",), ("max_steps",)
 RATE = ("lr", "optim.lr", "actor.optim.lr")
+LEARNER, CHECKPOINTS, LENGTH = ("learner",), ("checkpoint_interval", "learner.checkpoint_interval"), ("seq_len",)
+SAMPLING, SIGNAL = ("sampling_params", "learner.sampling_params"), ("task_selection.replace_without_signal",)
 OTHER_NAMES = {
-    "rollouts_per_example": GROUP_SIZE,
+    "rollouts_per_example": (*GROUP_SIZE, "samples"),
     "rollouts_per_prompt": GROUP_SIZE,
     "num_generations": GROUP_SIZE,
     "n_samples": GROUP_SIZE,
@@ -22,12 +24,45 @@ OTHER_NAMES = {
     "steps": STEPS,
     "learning_rate": RATE,
     "lr": RATE,
-    "max_seq_len": ("seq_len",),
-    "max_seq_length": ("seq_len",),
-    "save_steps": ("checkpoint_interval",),
+    "max_seq_len": LENGTH,
+    "max_seq_length": LENGTH,
+    "max_length": LENGTH,
+    "save_steps": CHECKPOINTS,
+    "save_freq": CHECKPOINTS,
+    "ckpt": CHECKPOINTS,
     "ratio": ("weight",),
+    "interval": ("every",),
+    "eval_steps": ("every", "eval.every"),
+    "test_freq": ("every", "eval.every"),
+    "sampling": SAMPLING,
+    "temperature": SAMPLING,
+    "max_completion_length": SAMPLING,
+    "filter_zero_advantages": SIGNAL,
+    "filter_groups": SIGNAL,
+    "orchestrator": LEARNER,
+    "trainer": LEARNER,
+    "actor_rollout_ref": LEARNER,
+    "algorithm": ("learner.algorithm",),
+    "data": ("learner.tasks",),
+    "model": ("learner.model_path",),
+    "monitors": ("trackers",),
+    "report_to": ("trackers",),
+    "wandb": ("trackers.wandb",),
+    "weight_broadcast": ("learner.weights",),
+    "max_steps": ("learner.max_steps",),
+    "seq_len": ("learner.seq_len",),
 }
 """Settings by their names in other libraries: paths, from each of the sections where one may be written."""
+PAGES = {
+    "orchestrator": "docs/from-prime-rl.md",
+    "ckpt": "docs/from-prime-rl.md",
+    "monitors": "docs/from-prime-rl.md",
+    "deployment": "docs/from-prime-rl.md",
+    "weight_broadcast": "docs/from-prime-rl.md",
+    "actor_rollout_ref": "docs/from-verl.md",
+    "trainer": "docs/from-prime-rl.md or docs/from-verl.md",
+}
+"""Pages with the counterparts of the settings in a section of another library."""
 
 
 def find_own_name(name: str, known: Iterable[str]) -> str | None:
@@ -45,4 +80,9 @@ def suggest_setting(name: str, known: Iterable[str]) -> str:
 
 def describe_unknown(name: str, known: Iterable[str]) -> str:
     """Word what is wrong with an unknown setting: "no such setting; did you mean 'group_size'?"."""
-    return "; ".join(filter(None, ("no such setting", suggest_setting(name, known))))
+    names = list(known)
+    if (page := PAGES.get(name)) is None:
+        return "; ".join(filter(None, ("no such setting", suggest_setting(name, names))))
+    path = find_own_name(name, names)
+    hint = f"did you mean {path!r}? " if path is not None else ""
+    return f"no such setting; {hint}{page} has its counterparts"

@@ -21,6 +21,7 @@ def load_adapter() -> Any:
 
     Raises ValueError in a sentence for arguments that pydantic refuses, and what the environment raises.
     """
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # datasets reads it when it is imported
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     config = json.loads(Path("environment.json").read_text(encoding="utf-8"))
     module = importlib.import_module(f".{config['adapter']}", __package__)

@@ -1,4 +1,4 @@
-"""Reward functions of verifiers 0.1: which are metrics alone, and errors, which it logs and scores as 0."""
+"""Reward functions of verifiers 0.1: metrics alone, those of a group, and errors, which it logs and scores as 0."""
 
 import functools
 import inspect
@@ -38,6 +38,25 @@ def raise_failure(failures: dict[str, RubricFailure]) -> None:
         if failure.has_weight:
             reason = f"{type(failure.error).__name__}: {failure.error}"
             raise RuntimeError(f"the reward function {name} failed: {reason}") from failure.error
+
+
+def check_scores_alone(rubric: Any, score_alone: Callable[..., Any]) -> None:
+    """Raise ValueError for a rubric, or one within it, that cannot score a rollout by itself.
+
+    ``score_alone`` is the method of verifiers' `Rubric` that scores one rollout. It refuses a function of a group, and
+    a rubric without functions. A class with a method of its own is not checked.
+    """
+    for each in _list_rubrics(rubric):
+        if getattr(type(each), "score_rollout", score_alone) is not score_alone:
+            continue
+        is_of_group = getattr(each, "_is_group_func", lambda function: False)
+        if names := [_name_function(function) for function in each.funcs if is_of_group(function)]:
+            raise ValueError(
+                f"the reward function {names[0]} scores the rollouts of a group together, and here each rollout is "
+                "scored alone: it must take `completion`, not lists such as `completions`, and return a number"
+            )
+        if not each.funcs:
+            raise ValueError("the environment has a rubric without a reward function, so no rollout has a reward")
 
 
 def watch_rubric(rubric: Any) -> None:

@@ -5,13 +5,14 @@ import contextlib
 import hashlib
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import verifiers
 
-from .rubric_failures import find_metrics, raise_failure, recording_failures, watch_rubric
-from .wrong_arguments import check_names, describe_wrong_fields, drop_fields
+from .rubric_failures import check_scores_alone, find_metrics, raise_failure, recording_failures, watch_rubric
+from .wrong_arguments import check_names, describe_wrong_fields, drop_fields, find_unnamed, list_names
 
 
 def make_adapter(name: str, arguments: dict[str, Any]) -> "EnvironmentAdapter | TasksetAdapter":
@@ -29,9 +30,16 @@ class EnvironmentAdapter:
     is_endless = False
 
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
+        load = None
         with contextlib.suppress(ImportError, AttributeError):  # verifiers looks elsewhere too, or says what is wrong
-            check_names(arguments, importlib.import_module(name.replace("-", "_").split("/")[-1]).load_environment)
+            load = importlib.import_module(name.replace("-", "_").split("/")[-1]).load_environment
+            check_names(arguments, load)
         self._environment = verifiers.load_environment(name, **arguments)
+        kinds: list[Any] = list(type(self._environment).__mro__)
+        passed_on = {each for kind in kinds for each in list_names(kind.__init__)}
+        for warning in find_unnamed(arguments, load, passed_on) if load is not None else ():
+            print(f"warning: {warning}", file=sys.stderr)
+        check_scores_alone(self._environment.rubric, verifiers.Rubric.score_rollout)
         self._metrics = find_metrics(self._environment.rubric)
         watch_rubric(self._environment.rubric)
 

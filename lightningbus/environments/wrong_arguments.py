@@ -10,14 +10,32 @@ MAX_LISTED, MAX_VALUE, MAX_LEVELS = 60, 80, 4
 
 
 def check_names(arguments: Iterable[str], function: Callable[..., Any]) -> None:
-    """Raise ValueError naming an argument that a function does not take by name."""
+    """Raise ValueError naming an argument that a function does not take."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    known = list_names(function)
     for name in arguments:
         if name not in known:
             raise ValueError(f"{name}: there is no such argument; {_suggest(name, known)}")
+
+
+def find_unnamed(arguments: Iterable[str], function: Callable[..., Any], passed_on: Iterable[str]) -> Iterator[str]:
+    """Yield a warning for each argument that a function takes without naming it, unless ``passed_on`` has the name.
+
+    ``passed_on`` are the names that the function may give to others.
+    """
+    known = {*list_names(function), *passed_on}
+    for name in arguments:
+        if name not in known:
+            sentence = f"{name}: {function.__name__} has no parameter of this name, and takes it all the same"
+            yield "; ".join(filter(None, (sentence, _suggest_near(name, sorted(known)))))
+
+
+def list_names(function: Callable[..., Any]) -> list[str]:
+    """List the parameters of a function that can be given by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
 
 
 def describe_wrong_fields(problems: Sequence[Any], config: object = None) -> str:
@@ -67,11 +85,14 @@ def _walk_fields(config: object, num_levels: int) -> Iterator[str]:
 
 def _suggest(name: str, known: Collection[str]) -> str:
     """Word a clause: the names that end like this one, or the nearest; else all of them if they are few."""
+    listed = f"known are {', '.join(sorted(known))}" if 0 < len(known) <= MAX_LISTED else ""
+    return _suggest_near(name, known) or listed
+
+
+def _suggest_near(name: str, known: Collection[str]) -> str:
     by_end: dict[str, list[str]] = {}
     for each in known:
         by_end.setdefault(each.rpartition(".")[2], []).append(each)
     near = by_end.get(name) or get_close_matches(name, known, n=1)
     near = near or [each for end in get_close_matches(name, by_end, n=1) for each in by_end[end]]
-    if near:
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    return f"known are {', '.join(sorted(known))}" if 0 < len(known) <= MAX_LISTED else ""
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -10,7 +10,9 @@ TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "reason
 """Fields that change how messages are rendered."""
 TEMPLATE_VARIABLES = ("documents", "reasoning_effort")
 """Those that vLLM's chat route gives to the template as variables, and its /tokenize does not know by name."""
-INTEGER_FIELDS = ("max_tokens", "max_completion_tokens", "n")
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
+"""Fields that bound the tokens of an answer."""
+INTEGER_FIELDS = (*TOKEN_LIMITS, "n")
 """Fields that the gateway itself has to understand."""
 WHOLE_FIELDS = (
     *INTEGER_FIELDS, "logprobs", "min_tokens", "priority", "prompt_logprobs", "seed", "thinking_token_budget", "top_k",
@@ -91,9 +93,22 @@ class ChatRequest:
         """Whether the agent wants the answer without what the model thought; it is recorded all the same."""
         return self.body.get("include_reasoning") is False
 
+    def force(self, sampling: dict[str, Any]) -> dict[str, Any]:
+        """Return the body with ``sampling`` in place of the agent's settings.
+
+        A bound of the answer replaces the agent's by either name: vLLM prefers `max_completion_tokens` in a chat, and
+        knows `max_tokens` alone elsewhere.
+        """
+        limits = {name: sampling[name] for name in TOKEN_LIMITS if sampling.get(name) is not None}
+        body = {**self.body, **sampling}
+        if not limits:
+            return body
+        rest = {name: value for name, value in body.items() if name not in TOKEN_LIMITS}
+        return rest | (limits if self.chat else {"max_tokens": min(limits.values())})
+
     def num_choices(self, sampling: dict[str, Any]) -> int:
         """Count the answers to sample, where ``sampling`` is forced: ``n`` for each prompt."""
-        n, prompt = {**self.body, **sampling}.get("n"), self.body.get("prompt")
+        n, prompt = self.force(sampling).get("n"), self.body.get("prompt")
         has_several = (
             not self.chat and isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
         )
@@ -125,7 +140,7 @@ class ChatRequest:
 
     def to_engine_request(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """Build the request for the engine; ``sampling`` overrides the agent's settings."""
-        body = {**self.body, **sampling, "model": self.model, "stream": True, "return_token_ids": True}
+        body = {**self.force(sampling), "model": self.model, "stream": True, "return_token_ids": True}
         body["stream_options"] = {"include_usage": True}
         if self.chat:
             body["logprobs"] = True
@@ -138,7 +153,7 @@ class ChatRequest:
 
     def to_external_request(self, sampling: dict[str, Any], model: str) -> dict[str, Any]:
         """Build the request for an endpoint that supports only OpenAI's API, and has another name for the model."""
-        body = {**self.body, **sampling, "model": model}
+        body = {**self.force(sampling), "model": model}
         body.pop("return_token_ids", None)
         options = body.pop("stream_options", None)
         if self.stream:

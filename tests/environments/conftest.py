@@ -53,9 +53,11 @@ def write_environment(name: str, python: Path, directory: Path, *options: object
     return done.stdout
 
 
-async def run_tasks(bus: Bus, directory: Path, answer: Answer) -> tuple[list[SpanBatch], int]:
-    """The last batch of a rollout of each task, by the runner of the run file, against a scripted model; and the number
-    of requests that the model got.
+async def run_tasks(
+    bus: Bus, directory: Path, answer: Answer, **sampling: Any
+) -> tuple[list[SpanBatch], list[dict[str, Any]]]:
+    """The last batch of a rollout of each task, by the runner of the run file, against a scripted model; and the
+    requests that the model got. ``sampling`` are settings of the tasks.
     """
     settings = load_run_settings(directory / "run.yaml")
     job = parse_job(settings, "run.yaml")
@@ -63,9 +65,11 @@ async def run_tasks(bus: Bus, directory: Path, answer: Answer) -> tuple[list[Spa
     tasks = load_tasks(job.learner.tasks or Path())
     async with Endpoint(answer).as_node(bus) as node, running(bus, **runner.model_dump()):
         for entry in tasks:
-            await TaskPublisher(bus).publish_task(task(id=entry.id, input=entry.input, deadline=120.0))
+            await TaskPublisher(bus).publish_task(
+                task(id=entry.id, input=entry.input, deadline=120.0, sampling_params=sampling)
+            )
         batches = await ended(bus, len(tasks), timeout=180.0)  # the first may install what a harness declares
-    return batches, len(node.requests)
+    return batches, node.requests
 
 
 async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]]:
@@ -74,7 +78,7 @@ async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]
     Each has ``reward``, ``rewards``, ``task`` and ``num_calls``, and what the agent returned; every rollout must have
     ended well.
     """
-    batches, num_requests = await run_tasks(bus, directory, answer)
+    batches, requests = await run_tasks(bus, directory, answer)
     results = []
     for batch in batches:
         assert batch.end is not None and batch.end.outcome == "ok", batch.end
@@ -83,5 +87,5 @@ async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]
         assert result.get("reward", batch.end.reward) == batch.end.reward
         graded = {"reward": batch.end.reward, "rewards": batch.end.rewards}
         results.append({**graded, **result, "task": batch.task_id, "num_calls": len(recorded)})
-    assert sum(result["num_calls"] for result in results) == num_requests, "every call is recorded"
+    assert sum(result["num_calls"] for result in results) == len(requests), "every call is recorded"
     return sorted(results, key=lambda result: str(result["task"]))

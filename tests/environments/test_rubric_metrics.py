@@ -1,9 +1,11 @@
-"""Functions of a rubric that are metrics alone: of weight 0 wherever they stand."""
+"""Functions of a rubric that are metrics alone, of weight 0 wherever they stand, and those that score a group."""
 
 from types import SimpleNamespace
 from typing import Any
 
-from lightningbus.environments.rubric_failures import find_metrics, watch_rubric
+import pytest
+
+from lightningbus.environments.rubric_failures import check_scores_alone, find_metrics, watch_rubric
 
 
 def correct(**_: Any) -> float:
@@ -34,3 +36,30 @@ def test_functions_of_weight_0_are_metrics_in_whatever_rubric_they_stand() -> No
     watch_rubric(group)
     assert find_metrics(group) == {"num_turns"}, "also once they are watched"
     assert find_metrics(rubric()) == frozenset()
+
+
+class Scorer:
+    """A rubric that scores each rollout alone, as verifiers' own does."""
+
+    def __init__(self, *functions: Any, **within: Any) -> None:
+        self.funcs, self.weights = list(functions), [1.0] * len(functions)
+        vars(self).update(within)
+
+    def score_rollout(self) -> None: ...
+
+    def _is_group_func(self, function: Any) -> bool:
+        return function is brief
+
+
+class Router(Scorer):
+    """A rubric with a way of its own."""
+
+    def score_rollout(self) -> None: ...
+
+
+def test_a_rubric_that_cannot_score_a_rollout_alone_is_refused_by_its_function() -> None:
+    check_scores_alone(Router(brief, rubrics=[Scorer(correct), Router()]), Scorer.score_rollout)
+    with pytest.raises(ValueError, match="the reward function brief scores the rollouts of a group together"):
+        check_scores_alone(Router(rubrics=[Scorer(correct, brief)]), Scorer.score_rollout)
+    with pytest.raises(ValueError, match="a rubric without a reward function"):
+        check_scores_alone(Router(rubrics=[Scorer(correct), Scorer()]), Scorer.score_rollout)

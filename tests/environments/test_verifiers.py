@@ -108,6 +108,19 @@ async def test_a_reward_function_that_fails_is_no_reward_of_zero(
             "num_tsks=3",
             "num_tsks: there is no such argument; did you mean 'num_tasks'?",
         ),
+        (
+            "verifiers_0_1",
+            "passed-options",
+            "rewards=group",
+            "the reward function briefest scores the rollouts of a group together, and here each rollout is "
+            "scored alone: it must take `completion`, not lists such as `completions`, and return a number",
+        ),
+        (
+            "verifiers_0_1",
+            "passed-options",
+            "rewards=none",
+            "the environment has a rubric without a reward function, so no rollout has a reward",
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(
@@ -116,3 +129,26 @@ def test_a_wrong_argument_is_named(
     python = foreign_python(packages)
     options = ("--python", python, "--out", tmp_path / "out", "--path", PACKAGES, "--arg", argument)
     assert says(run("env", f"verifiers:{name}", *options, timeout=600)).endswith(sentence)
+
+
+def test_an_argument_that_is_only_passed_on_is_a_warning(foreign_python: Callable[[str], Path], tmp_path: Path) -> None:
+    options = ("--out", tmp_path / "out", "--path", PACKAGES, "--arg", "num_trian=5", "--arg", "system_prompt=Hi")
+    done = run("env", "verifiers:passed-options", "--python", foreign_python("verifiers_0_1"), *options, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(
+        "num_trian: load_environment has no parameter of this name, and takes it all the same; "
+        "did you mean 'num_train'?"
+    )
+
+
+async def test_the_tokens_of_an_answer_are_bounded_by_the_sampling_of_its_task(
+    bus: Bus, foreign_python: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ["--arg", 'sampling_args={"max_tokens": 99, "top_p": 0.5}']
+    write_environment("verifiers:passed-options", foreign_python("verifiers_0_1"), out, *options)
+    _, requests = await run_tasks(bus, out, lambda messages: {"role": "assistant", "content": "I."}, max_tokens=7)
+    limits = [{name: request.get(name) for name in ("max_tokens", "max_completion_tokens")} for request in requests]
+    assert limits == [{"max_tokens": 7, "max_completion_tokens": None}] * 2
+    assert [request["top_p"] for request in requests] == [0.5] * 2, "other settings stay"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lightningbus.environments.wrong_arguments import check_names, describe_wrong_fields, drop_fields
+from lightningbus.environments.wrong_arguments import check_names, describe_wrong_fields, drop_fields, find_unnamed
 
 
 class Level(BaseModel):
@@ -82,3 +82,13 @@ def test_a_function_takes_its_parameters_alone_unless_it_takes_all() -> None:
     check_names(["anything"], load_all)
     with pytest.raises(ValueError, match=r"num_tsks: there is no such argument; did you mean 'num_tasks'\?"):
         check_names(["num_tsks"], load)
+
+
+def test_a_name_that_a_function_takes_without_naming_it_is_a_warning() -> None:
+    def load(num_train: int = 1, **options: Any) -> None: ...
+
+    names = ["num_train", "max_turns", "num_trian", "xyz"]
+    assert list(find_unnamed(names, load, ["max_turns"])) == [
+        "num_trian: load has no parameter of this name, and takes it all the same; did you mean 'num_train'?",
+        "xyz: load has no parameter of this name, and takes it all the same",
+    ]

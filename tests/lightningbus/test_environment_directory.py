@@ -22,6 +22,8 @@ from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.lightningbus.test_cli import run, says
 
 GYMNASIUM = """
+import os, sys
+
 class error:
     class Error(Exception): ...
 
@@ -34,6 +36,9 @@ class Environment:
     def close(self): ...
 
 def make(name, **arguments):
+    print("Map: 0%\\nwarning: levels are few", file=sys.stderr)
+    if name == "bars":
+        raise error.Error(f"bars are off: {os.environ['HF_DATASETS_DISABLE_PROGRESS_BARS']}")
     if name != "known":
         raise error.Error(f"{name} is not registered")
     return Environment()
@@ -62,11 +67,21 @@ def test_a_directory_is_written_whole_or_not_at_all(modules: Path, tmp_path: Pat
     assert (done.returncode, done.stdout) == (
         0, "3 tasks and 2 held-out ones in out\nlightningbus train -c out/run.yaml\n"
     ), done.stderr  # fmt: skip
+    assert done.stderr.count("levels are few") == 1 and "Map" not in done.stderr, "its warnings, once, and nothing else"
     tasks = [json.loads(line) for line in (tmp_path / "out" / "tasks.jsonl").read_text().splitlines()]
     heldout = [json.loads(line) for line in (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()]
     assert [task["input"] for task in tasks] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
     assert not {str(task) for task in tasks} & {str(task) for task in heldout}
     assert says(run("env", "gymnasium:known", *options, cwd=tmp_path)) == "out is there already: choose another --out"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("options", "value"), [((), "1"), (("--env", "HF_DATASETS_DISABLE_PROGRESS_BARS=0"), "0")])
+def test_progress_bars_of_datasets_are_off_unless_they_are_wanted(
+    modules: Path, tmp_path: Path, options: tuple[str, ...], value: str
+) -> None:
+    done = run("env", "gymnasium:bars", "--path", modules, "--out", "out", *options, cwd=tmp_path)
+    assert says(done).endswith(f"bars are off: {value}")
 
 
 def test_a_run_file_is_a_training_job() -> None:

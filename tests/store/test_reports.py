@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lightningbus.common.flat_settings import without_secrets
 from lightningbus.schemas import ids as identity
@@ -451,25 +452,26 @@ def test_trackers_get_the_metrics_and_rewards_of_the_reports(store: StoreProcess
         assert point.metrics[f"reward_by_name/train/{row['name']}/mean_reward"] == row["mean_reward"]
 
 
-def test_the_sql_of_training_rewards_by_environment_runs_as_the_docs_have_it(
-    store: StoreProcess, events: dict[str, list[Any]]
-) -> None:
+@pytest.mark.integration
+def test_the_sql_of_training_rewards_by_environment_is_of_trained_rollouts_as_the_docs_have_it(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs/from-prime-rl.md").read_text()
     (query,) = re.findall(r"```sql\n(SELECT.*?)```", text, re.DOTALL)
-    in_run = query.replace("task_set", "difficulty").replace("GROUP BY", "WHERE run_id = 'small' GROUP BY")
-    rows = {(row["step"], row["environment"]): row["mean_reward"] for row in store.sql.query(in_run).named_results()}
-    labels = {
-        record.task.id: record.task.labels["difficulty"]
-        for event in events["small"]
-        if isinstance(event, TaskBatchRecord)
-        for record in event.tasks
-        if record.task.mode == "train"
-    }
+    labels: dict[str, str] = {}
     by_environment: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for step in (event for event in events["small"] if isinstance(event, TrainingStep)):
-        for use in step.rollouts:
-            if use.reward is not None:
-                by_environment[step.step, labels[use.task_id]].append(use.reward)
-    assert {key: value for key, value in rows.items() if value is not None} == {
-        key: pytest.approx(mean(values)) for key, values in by_environment.items()
-    }
+    events = []
+    for event in seed_store.run("small", steps=STEPS, seed=1):
+        if isinstance(event, TaskBatchRecord):
+            labels |= {record.task.id: record.task.labels["difficulty"] for record in event.tasks}
+        if isinstance(event, TrainingStep):
+            uses = [replace(use, trained=False) if use.rollout_id.endswith("0") else use for use in event.rollouts]
+            for use in uses:
+                if use.trained and use.reward is not None:
+                    by_environment[event.step, labels[use.task_id]].append(use.reward)
+            event = replace(event, rollouts=tuple(uses))
+        events.append(event)
+    with prepared(tmp_path) as store:
+        seed_store.insert(store.sql, events, first=1)
+        rows = store.sql.query(query.replace("task_set", "difficulty")).named_results()
+        assert {(row["step"], row["environment"]): row["mean_reward"] for row in rows} == {
+            key: pytest.approx(mean(values)) for key, values in by_environment.items()
+        }

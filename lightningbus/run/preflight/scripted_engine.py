@@ -14,7 +14,7 @@ from lightningbus.inference.engine.base import Engine, EngineError
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
-from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS
+from lightningbus.runners.protocol.request import TOKEN_LIMITS
 from lightningbus.schemas.text import shorten_line
 
 ADVICE = {

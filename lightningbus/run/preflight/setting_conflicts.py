@@ -8,8 +8,7 @@ from lightningbus.learner.settings.algorithm import TaskSelectionSettings
 from lightningbus.learner.settings.learner import SHARED_SETTINGS, LearnerSettings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS
-from lightningbus.runners.protocol.request import SAMPLING_FIELDS
+from lightningbus.runners.protocol.request import SAMPLING_FIELDS, TOKEN_LIMITS
 
 
 def find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:

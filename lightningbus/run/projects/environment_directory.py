@@ -1,6 +1,7 @@
 """Directory for an environment of another library: its adapter, its tasks, and a run file that trains on them."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,10 @@ from lightningbus.run.run_directory.new_directory import is_vacant, written_besi
 from lightningbus.runners.agent.factory import resolve_program
 from lightningbus.tasks.task_loading import load_tasks
 
+log = logging.getLogger(__name__)
+
+WARNING = "warning: "
+"""Begin of a line by which an adapter warns, on its standard error."""
 ADAPTERS = {
     "gymnasium": "gymnasium_adapter",
     "nemo-gym": "nemo_gym_adapter",
@@ -172,7 +177,7 @@ def hold_out(spec: EnvironmentSpec, draft: Path, num_heldout: int) -> None:
 
 
 def _run_adapter(spec: EnvironmentSpec, draft: Path, file: str, split: str, limit: int | None) -> bool:
-    """Have the environment write the tasks of a split; return False if it has no such split."""
+    """Have the environment write the tasks of a split, and log its warnings once; return False without such a split."""
     command = [str(resolve_program(spec.python)), "-m", f"{PACKAGE}.entrypoint", file, split]
     if limit is not None:
         command.append(str(limit))
@@ -186,4 +191,8 @@ def _run_adapter(spec: EnvironmentSpec, draft: Path, file: str, split: str, limi
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1][:500]
         raise UserError(f"{spec.kind}:{spec.name} cannot be used in {spec.python}: {reason}")
+    if split == "train":  # the environment is loaded for each split
+        for line in done.stderr.splitlines():
+            if line.startswith(WARNING):
+                log.warning("%s", line.removeprefix(WARNING))
     return (draft / file).exists()

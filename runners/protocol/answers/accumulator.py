@@ -137,7 +137,7 @@ class StreamAccumulator:
         if self.max_model_len is None:
             return False
         self._max_new_tokens = self.max_model_len - num_prompt_tokens
-        limits = continuation.limits_of({**self._call.body, **self._sampling_overrides})
+        limits = continuation.limits_of(self._call.force(self._sampling_overrides))
         return any(limit > self._max_new_tokens for limit in limits.values())
 
     @property
@@ -266,7 +266,7 @@ class StreamAccumulator:
         if self._call.stream:
             return self.has_unparsed_rest
         parsers = self._parsers
-        has_tools = bool({**self._call.body, **self._sampling_overrides}.get("tools"))
+        has_tools = bool(self._call.force(self._sampling_overrides).get("tools"))
         return self._call.chat and ("reasoning" in parsers or ("tool" in parsers and has_tools))
 
     def parse_request(self) -> dict[str, Any]:

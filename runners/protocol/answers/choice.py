@@ -95,7 +95,7 @@ class SampledChoice:
 
 def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, Any]:
     """Collect the sampling settings of a call, of which ``sampling`` is forced."""
-    settings = {**call.body, **sampling}
+    settings = call.force(sampling)
     return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightningbus.runners.protocol.message_parts import has_media
-from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.request import TOKEN_LIMITS, ChatRequest
 
 RESUMABLE_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
@@ -24,15 +24,13 @@ NON_RESUMABLE_FIELDS = (
 """Fields whose meaning requires that the engine makes the answer from its beginning."""
 MAX_MODEL_LEN = 4096
 """Context length assumed where a node reports none."""
-TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
-"""Fields that bound the tokens of an answer."""
 NON_SPLICEABLE_FIELDS = ("continue_final_message", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search")
 """Fields whose meaning requires that the engine renders the chat."""
 
 
 def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
     """Return whether an answer to this call can be continued; if not, it is requested again from the beginning."""
-    body = {**call.body, **sampling}
+    body = call.force(sampling)
     one_prompt = not has_media(body["messages"]) if call.chat else isinstance(body.get("prompt"), str)
     return (
         one_prompt
@@ -46,7 +44,7 @@ def can_resume_unparsed(call: ChatRequest, sampling: dict[str, Any]) -> bool:
 
     Its tools do not constrain what is sampled.
     """
-    body = {**call.body, **sampling}
+    body = call.force(sampling)
     tools = body.get("tools")
     if not (call.chat and call.stream and isinstance(tools, list) and all(map(_is_free_tool, tools)) and tools):
         return False
@@ -64,7 +62,7 @@ def can_splice(call: ChatRequest, sampling: dict[str, Any]) -> bool:
 
     It asks for one answer, begun by the template, to a prompt of text that is neither shown nor cut.
     """
-    body = {**call.body, **sampling}
+    body = call.force(sampling)
     return (
         call.chat
         and body.get("n") in (None, 1)
@@ -96,7 +94,7 @@ def remaining_tokens(
     call: ChatRequest, sampling: dict[str, Any], tokens: int, num_made: int, max_model_len: int
 ) -> int:
     """Count the tokens left for the rest; ``tokens`` is the length of prompt and answer so far."""
-    body = {**call.body, **sampling}
+    body = call.force(sampling)
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or (None if call.chat else 16)
     wanted = limit if isinstance(limit, int) else None
     left = max_model_len - tokens
@@ -107,7 +105,7 @@ def resume_request(
     call: ChatRequest, sampling: dict[str, Any], tokens: list[int], num_tokens_left: int
 ) -> dict[str, Any]:
     """Build the body for ``/v1/completions``; ``tokens`` are prompt and answer so far."""
-    body = {**call.body, **sampling}
+    body = call.force(sampling)
     carried = {field: body[field] for field in RESUMABLE_FIELDS if body.get(field) is not None}
     carried |= {"model": call.model, "prompt": tokens, "max_tokens": num_tokens_left, "logprobs": 0}
     return {**carried, "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
