@@ -23,8 +23,8 @@ def read_tasks(tasks: Tasks) -> list[TaskInput]:
     """Read all tasks; raises `TaskFileError` at the first that is not one, before any is used.
 
     A row with ``id``, ``input`` and ``labels`` only is a task. Any other mapping is an input, whose id is its ``id`` if
-    it has one. Anything else is an input too. Without an id it is the label of a DataFrame's index, where labels are
-    texts or integers and each stands once, else the position, from 1.
+    it has one. Anything else is an input too. Without an id it is the label of the index of a DataFrame or Series, as
+    text, else the position, from 1.
     """
     if (source := _as_source(tasks)) is not None:
         return load_tasks(source)
@@ -36,7 +36,10 @@ def read_tasks(tasks: Tasks) -> list[TaskInput]:
         except (TypeError, ValueError, RecursionError) as error:
             raise TaskFileError(f"task {number}: {error}") from error
         if task.id in read:
-            raise TaskFileError(f"task {number}: id {task.id!r} stands twice")
+            advice = (
+                "" if task.id != label else "; ids are labels of the index, which reset_index(drop=True) numbers anew"
+            )
+            raise TaskFileError(f"task {number}: id {task.id!r} stands twice{advice}")
         read[task.id] = task
     if not read:
         raise TaskFileError("there are no tasks: give at least one")
@@ -112,17 +115,21 @@ def _as_source(tasks: Tasks) -> TaskSource | None:
     return source
 
 
-def _label_rows(tasks: Any) -> Iterator[tuple[int | str | None, Any]]:
-    """Iterate the rows, each with its label in the index of a DataFrame; None: it has none that could be an id.
+def _label_rows(tasks: Any) -> Iterator[tuple[str | None, Any]]:
+    """Iterate the rows, each with its label in the index of a DataFrame or Series; None: there is no index.
 
-    A missing value of a DataFrame is null. A DataFrame itself would iterate its columns.
+    A missing value is null. A whole number has no point: an index of floats is one of integers that met a missing one.
     """
-    if not (hasattr(tasks, "itertuples") and hasattr(tasks, "to_dict")):
+    is_frame = hasattr(tasks, "itertuples") and hasattr(tasks, "to_dict")
+    if not (is_frame or (hasattr(tasks, "items") and hasattr(tasks, "to_frame"))):
         return ((None, row) for row in tasks)
-    rows = tasks.astype(object).where(tasks.notna(), None).to_dict("records")
-    labels = tasks.index.tolist()
-    is_id = tasks.index.is_unique and all(type(each) in (int, str) and each != "" for each in labels)
-    return zip(labels if is_id else [None] * len(rows), rows, strict=True)
+    filled = tasks.astype(object).where(tasks.notna(), None)
+    rows = filled.to_dict("records") if is_frame else filled.tolist()
+    return zip(map(_format_label, tasks.index.tolist()), rows, strict=True)
+
+
+def _format_label(label: Any) -> str:
+    return str(int(label) if isinstance(label, float) and label.is_integer() else label)
 
 
 def _fields(row: Any, is_typed: bool) -> dict[str, Any]:

@@ -43,19 +43,29 @@ def test_rows_of_other_columns_are_inputs(tasks: Any) -> None:
 @pytest.mark.parametrize(
     ("index", "ids"),
     [
-        ([4, 7], ["4", "7"]),
         (None, ["0", "1"]),
+        ([4, 7], ["4", "7"]),
         (["x", "y"], ["x", "y"]),
-        ([4, 4], ["1", "2"]),
-        ([0.5, 1.5], ["1", "2"]),
-        ([True, False], ["1", "2"]),
-        (["", "y"], ["1", "2"]),
-        (pandas.MultiIndex.from_tuples([("a", 1), ("a", 2)]), ["1", "2"]),
+        ([0.0, 1.0], ["0", "1"]),
+        ([0.5, 1.5], ["0.5", "1.5"]),
+        ([True, False], ["True", "False"]),
+        (pandas.to_datetime(["2026-01-01", "2026-01-02"]), ["2026-01-01 00:00:00", "2026-01-02 00:00:00"]),
+        (pandas.MultiIndex.from_tuples([("a", 1), ("a", 2)]), ["('a', 1)", "('a', 2)"]),
     ],
 )
 def test_the_label_of_a_row_in_the_index_is_its_id(index: Any, ids: list[str]) -> None:
     frame = pandas.DataFrame({"question": ["1+1", "2+2"]}, index=index)
     assert [task.id for task in read_tasks(frame)] == ids
+    assert [(task.id, task.input) for task in read_tasks(frame["question"])] == [(ids[0], "1+1"), (ids[1], "2+2")]
+
+
+def test_a_label_that_stands_twice_is_refused_unless_rows_have_ids(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"question": ["1+1", "2+2", "3+3"]}, index=[0, 1, 0])
+    with pytest.raises(TaskFileError, match=r"tasks: task 3: id '0' stands twice; ids are labels of the index, "):
+        save_tasks(frame, tmp_path)
+    assert [task.id for task in read_tasks(frame.assign(id=["a", "b", "c"]))] == ["a", "b", "c"]
+    with pytest.raises(TaskFileError, match=r"^task 2: id 'a' stands twice$"):
+        read_tasks(frame.assign(id=["a", "a", "c"]))
 
 
 def test_a_missing_value_of_a_frame_is_null() -> None:
