@@ -14,7 +14,8 @@ T = TypeVar("T")
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` by an event loop in a thread of its own, and return its result.
 
-    Ctrl-C cancels it, waits until it has cleaned up, and raises KeyboardInterrupt.
+    Ctrl-C cancels it, waits until it has cleaned up, and raises KeyboardInterrupt. An error with a true ``is_sentence``
+    is raised without the traceback of the thread.
     """
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
 
@@ -31,6 +32,10 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
             loop, task = started.result()
             loop.call_soon_threadsafe(task.cancel)
             wait([ended])
+            raise
+        except Exception as error:
+            if getattr(error, "is_sentence", False):
+                raise error.with_traceback(None) from None
             raise
 
 

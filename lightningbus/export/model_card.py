@@ -88,6 +88,8 @@ class CardFacts:
     """SHA-256 of the tasks, by what they are for."""
     selected_by: str = ""
     """Evaluation by which the version was selected as the best; empty: it was selected by its number."""
+    is_better_than_start: bool = True
+    """Whether a version that was selected as the best has a higher figure than version 0."""
     code_digest: str = ""
     """Digest of the code of the run's agents and functions; empty: not on record."""
     agents: Sequence[str] = ()
@@ -165,6 +167,8 @@ def _provenance(facts: CardFacts) -> dict[str, str]:
         num = len({each.version for each in facts.results.evaluations if each.label == facts.selected_by})
         versions = f"{num} evaluated version{'s' * (num > 1)}"
         rows["selected"] = f"as the best of {versions} by {facts.selected_by}: its own figure is optimistic"
+        if not facts.is_better_than_start:
+            rows["selected"] += "; no trained version has a higher one than version 0"
     if facts.base_digest:
         rows["SHA-256 of the base model's file list"] = f"`{facts.base_digest}`"
     if facts.recorded_base_digest not in ("", facts.base_digest):
@@ -268,7 +272,7 @@ def _settings(facts: CardFacts) -> list[str]:
     changed.get("weights", {}).pop("canary", None)
     return [
         "## Settings",
-        "Those of the learner that differ from the defaults, as this version was trained.",
+        "Those of the learner, but for the machine's, that differ from the defaults, as this version was trained.",
         _code(changed),
         *history,
     ]

@@ -93,7 +93,8 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
     manifest = await _select_version(registry, model, request, results)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
-    if request.is_best and not _is_better_than_start(manifest.version, results, model):
+    is_better_than_start = _is_better_than_start(manifest.version, results, model)
+    if request.is_best and not is_better_than_start:
         label = choose_label(results.evaluations, results.best_by) if results is not None else "held-out"
         log.warning(
             "no trained version has a higher %s reward than version 0, the model that training began with", label
@@ -139,6 +140,7 @@ async def export_version(source: RunBus, request: ExportRequest) -> WeightManife
             recorded_base_digest=compute_digest(base_files) if base_files else "",
             task_digests=task_digests,
             selected_by=choose_label(results.evaluations, results.best_by) if request.is_best and results else "",
+            is_better_than_start=is_better_than_start,
             code_digest=_read_code_digest(source),
             agents=_list_agents(source),
             question=await asyncio.to_thread(_read_question, learner, task_digests.get("training", "")),

@@ -6,6 +6,9 @@ from typing import NoReturn
 class UserError(Exception):
     """Error that the user can correct: one sentence, shown without a traceback."""
 
+    is_sentence = True
+    """Tells `lightningbus.common.event_loop.run_blocking` that a traceback adds nothing."""
+
     def _render_traceback_(self) -> list[str]:
         """Return the lines that Jupyter shows instead of a traceback."""
         return [f"{type(self).__name__}: {self}"]

@@ -227,3 +227,13 @@ def test_ctrl_c_waits_until_the_work_has_cleaned_up(tmp_path: Path) -> None:
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
     )
     assert done.stdout.split("\n")[:2] == ["cleaned up", "interrupted"]
+
+
+def test_a_script_shows_a_sentence_without_the_traceback_of_a_thread(tmp_path: Path) -> None:
+    script = "import lightningbus as lb; lb.connect('first', runs='none')"
+    done: Any = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+    *frames, sentence = done.stderr.splitlines()
+    assert sentence.endswith("UserError: there is no run 'first'; there is no run in none")
+    assert len(frames) < 12 and "asyncio" not in done.stderr

@@ -70,7 +70,9 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(
             assert "approve 2` first" in await weights(nats_url, "pin", 2, code=2)
             assert "version 0 is pinned" in await weights(nats_url, "pin", 0, "--reason", "to compare")
             await engine.holds(0)
-            assert [row["state"] for row in await listed(nats_url)] == ["revoked", "approved", "pinned"]
+            assert [(row["state"], row["why"]) for row in await listed(nats_url)] == [
+                ("revoked", "it swears"), ("approved", ""), ("pinned", "to compare"),
+            ]  # fmt: skip
             assert await weights(nats_url, "unpin") == "version 0 is unpinned\n"
             await engine.holds(1)
             job = WeightRegistry(bus, "policy")

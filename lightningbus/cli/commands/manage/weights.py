@@ -256,7 +256,8 @@ async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
 
 
 def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Heartbeat]) -> dict[str, object]:
-    verdict = latest_verdict(release, manifest.version)
+    is_pinned = release.pinned == manifest.version
+    decision = find_pin(release) if is_pinned else latest_verdict(release, manifest.version)
     return {
         "version": manifest.version,
         "step": manifest.step,
@@ -264,7 +265,7 @@ def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Hea
         "bytes": sum(blob.size for blob in manifest.blobs),
         "published": datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
         "state": _state(manifest, release),
-        "why": verdict.reason if verdict is not None else "",
+        "why": decision.reason if decision is not None else "",
         "nodes": [beat.id for beat in nodes if is_ready(beat.state) and serves_version(beat, manifest.version)],
     }
 
