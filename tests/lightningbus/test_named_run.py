@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.run.run_directory.lookup import find_run_id, find_run_names
+from lightningbus.run.run_directory.lookup import find_run, find_run_id, find_run_names
 from tests import seed_store
 from tests.lightningbus.test_cli import run as run_command
 from tests.lightningbus.test_cli import says
@@ -128,6 +128,20 @@ def test_a_directory_that_was_moved_aside_has_its_runs_name(tmp_path: Path, monk
     assert find_run_id("first-20261125-063033") == find_run_id("runs/first-20261125-063033") == "first"
     assert find_run_id("other") == "other" and find_run_id("") == ""
     assert find_run_names() == ["first-20261125-063033"]
+
+
+def test_a_copied_run_that_lies_alone_is_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_run(None) is None
+    (tmp_path / "runs/first/store").mkdir(parents=True)
+    (tmp_path / "runs/latest").symlink_to("gone")
+    alone = find_run(None)
+    assert alone is not None and alone.path == Path("runs/first")
+    (tmp_path / "runs/second/store").mkdir(parents=True)
+    assert find_run(None) is None, "either could be meant"
+    RunDirectory(Path("runs/second")).make_latest()
+    latest = find_run(None)
+    assert latest is not None and latest.path.name == "second"
 
 
 @pytest.mark.integration

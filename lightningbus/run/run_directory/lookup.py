@@ -14,10 +14,12 @@ MIN_PARTS = 2
 def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
     """Find a run by its name in ``runs`` or its directory, or the latest for None; None where there is no latest.
 
-    Raises `UserError` if there is no run of that name.
+    A run that lies there alone is the latest, also without the link to it, which a copy lacks. Raises `UserError` if
+    there is no run of that name.
     """
     if run is None:
-        return RunDirectory.latest(runs)
+        names = find_run_names(runs)
+        return RunDirectory.latest(runs) or (RunDirectory(runs / names[0]) if len(names) == 1 else None)
     if (named := find_named_run(run, runs)) is not None:
         return named
     raise no_such_run(run, runs)
