@@ -19,7 +19,8 @@ from lightningbus.run.results.train_result import JobResult
 class TrainResult(JobResult):
     """Result of a training job: its ``directory``, its ``figures`` of `results.json`, and all ``evaluations`` in order.
 
-    Its weight version with the highest held-out reward, of equal ones the newest, is its best version; None: none.
+    Its weight version with the highest held-out reward is its best version; None: none. Of equal ones it is the better
+    one in the other evaluations that all of them have, then the newest.
     """
 
     record: tuple[int, int] | None = None

@@ -268,6 +268,11 @@ def test_the_best_of_equal_versions_is_the_better_one_in_the_other_evaluations()
     best = [find_best(each) for each in (greedy + sampled, greedy)]
     assert [each.version for each in best if each is not None] == [1, 3]
     assert find_best(greedy, "sampled") is find_best([]) is None
+    suite = [evaluation("suite-greedy", version, reward) for version, reward in ((1, 0.0), (2, 0.2))]
+    best = [find_best(each) for each in (greedy + sampled + suite, greedy + sampled + suite[1:], greedy + suite[1:])]
+    assert [each.version for each in best if each is not None] == [2, 1, 2], "a reward that one lacks does not count"
+    apart = find_best(greedy + sampled[:1] + suite[1:])
+    assert apart is not None and apart.version == 2, "they share none: the newest that has some"
 
 
 def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Path) -> None:

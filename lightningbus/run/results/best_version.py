@@ -1,6 +1,5 @@
 """The best weight version of a training job, by its held-out reward. Pure."""
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -11,19 +10,26 @@ def find_best(evaluations: Sequence[Evaluation], best_by: str = "") -> Evaluatio
     """Return the evaluation with the highest mean reward; None where there is none.
 
     Only evaluations with the label ``best_by`` are compared; empty: with that of the first one, which is the first of
-    ``eval.sampling``. Of equal ones it is that of the version with the highest mean in the other evaluations, then the
-    newest. A version without others comes after those that have some.
+    ``eval.sampling``. Of equal ones it is that of the version with the highest mean in the other evaluations, as far as
+    all of them have the same, then the newest. A version without others comes after those that have some.
     """
-    label = choose_label(evaluations, best_by)
-    others: dict[int, list[float]] = {}
+    comparable = _list_comparable(evaluations, best_by)
+    if not comparable:
+        return None
+    highest = max(each.mean_reward for each in comparable)
+    equal = [each for each in comparable if each.mean_reward == highest]
+    others: dict[int, dict[str, float]] = {each.version: {} for each in equal}
     for each in evaluations:
-        if each.label != label:
-            others.setdefault(each.version, []).append(each.mean_reward)
+        if each.label != equal[0].label and each.version in others:
+            others[each.version][each.label] = each.mean_reward
+    known = [rewards.keys() for rewards in others.values() if rewards]
+    shared = set(known[0]).intersection(*known) if known else set[str]()
 
-    def rank(each: Evaluation) -> tuple[float, float, int]:
-        return each.mean_reward, fmean(others.get(each.version, [-math.inf])), each.version
+    def rank(each: Evaluation) -> tuple[bool, float, int]:
+        rewards = others[each.version]
+        return bool(rewards), fmean(rewards[label] for label in shared) if rewards and shared else 0.0, each.version
 
-    return max(_list_comparable(evaluations, best_by), key=rank, default=None)
+    return max(equal, key=rank)
 
 
 def has_stopped_improving(evaluations: Sequence[Evaluation], patience: int, best_by: str = "") -> bool:
