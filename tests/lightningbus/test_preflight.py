@@ -14,7 +14,7 @@ from transformers import Qwen2Config, ViTConfig
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
-from lightningbus.run.preflight.job_checks import TrainJob, check_alone, describe_trial, parse_job, run_checks
+from lightningbus.run.preflight.job_checks import TrainJob, check_alone, list_trials, parse_job, run_checks
 from lightningbus.run.preflight.learner_checks import check_learner
 from lightningbus.run.preflight.memory_check import Target
 from lightningbus.run.preflight.model_checks import check_model, find_unknown_tokens, make_empty_model
@@ -59,7 +59,7 @@ def test_the_trial_task_is_published_as_the_learner_publishes_its_own(
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "input": 1}) + "\n")
     suite = {"name": "hard", "tasks": "tasks.jsonl", "reward": "exact"}
     settings = run_of(eval={"tasks": "tasks.jsonl", "suites": [suite]})
-    trial = describe_trial(settings, job_of(settings), "default")
+    (trial,) = list_trials(settings, job_of(settings), "default")
     assert (trial.model, trial.role_models) == ("writer", {"writer": "writer", "checker": "checker"})
     assert set(trial.served_models) == {"writer", "checker", "judge"}
     assert trial.wanted_rewards == [

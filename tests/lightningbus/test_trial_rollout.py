@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from lightningbus.run.errors import UserError
-from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, describe, find_missing_rewards, try_agent
+from lightningbus.run.preflight.trial_rollout import (
+    TrialTask,
+    WantedReward,
+    describe,
+    find_missing_rewards,
+    try_agent,
+    try_tasks,
+)
 from lightningbus.runners.rollout import RolloutResult
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.tasks.task_loading import TaskInput
@@ -153,6 +160,21 @@ async def test_a_rollout_is_answered_by_every_api_and_described(
     (line,) = await try_one(tmp_path, **agent)  # the second of two choices counts as a call of its own
     assert not caplog.records, "an agent's process that was ended by us is no news"
     assert line.startswith(begins) and ", reward 1, " in line and line.endswith(" s")
+
+
+async def test_an_agent_that_fails_one_task_alone_is_tried_on_the_next(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    settings = RunnerSettings.model_validate({"working_dir": tmp_path, "entrypoint": "agent:needs_a_field"})
+    second = replace(TRIAL, task=TaskInput("second", {"question": "42"}))
+    warning, line = await try_tasks(settings, [TRIAL, second])
+    assert warning.startswith(
+        "warning: agent:needs_a_field: task 'first' failed when each answer of the model was '42'"
+    )
+    assert line.startswith("agent:needs_a_field: task 'second' with scripted answers: 1 model call, reward 1, ")
+    with pytest.raises(UserError, match="task 'first' failed"):
+        await try_tasks(settings, [TRIAL, replace(TRIAL, task=TaskInput("other", {}))])
+    (line,) = await try_tasks(settings, [second, TRIAL])
+    assert "'second'" in line, "a second task is for a failure alone"
 
 
 async def test_a_conversation_goes_on(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lightningbus.run.preflight.model_checks import check_configuration, check_m
 from lightningbus.run.preflight.port_checks import check_ports
 from lightningbus.run.preflight.server_checks import check_bus_program, check_servers
 from lightningbus.run.preflight.setting_conflicts import find_differences, find_inconsistencies, find_oddities
-from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
+from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_tasks
 from lightningbus.run.processes.stack import complete_learner_settings
 from lightningbus.run.results.prompt_files import read_prompt_text
 from lightningbus.run.run_directory.directory import INPUTS
@@ -35,6 +35,10 @@ from lightningbus.tasks.task_source import TaskSource
 VERSIONS_AHEAD = 3
 """Weight versions needed beyond `max_staleness`: the one being evaluated, its successor, and the one being published.
 """
+
+
+MAX_TRIALS = 2
+"""Tasks on which an agent is tried, where it fails the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,8 @@ def run_checks(
         if loads_models:
             yield from check_computation(learner, target, settings.inference if starts_engine else None)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
-        trial = replace(describe_trial(settings, job, runner.agent_name), is_here=is_here)
-        yield from asyncio.run(try_agent(runner, trial))
+        trials = [replace(each, is_here=is_here) for each in list_trials(settings, job, runner.agent_name)]
+        yield from asyncio.run(try_tasks(runner, trials))
 
 
 def _name_tasks(source: Path | TaskSource, name: str) -> str:
@@ -153,37 +157,41 @@ def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
     return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
 
 
-def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTask:
-    """Return the first task of a job for an agent: a training task if it gets any, else one of the evaluation.
+def list_trials(settings: RunSettings, job: TrainJob, agent: str) -> list[TrialTask]:
+    """Return the first tasks of a job for an agent: training tasks if it gets any, else those of the evaluation.
 
-    Another agent gets the first task of all.
+    Another agent gets the first tasks of all.
     """
     learner, heldout = job.learner, job.eval
     assert learner.tasks is not None
     held_out = next((each for each in heldout.sets if each.agent == agent), None)
     mode: Mode = "train" if agent in learner.agents.values() or held_out is None else "eval"
     if held_out is None or mode == "train":
-        tasks, sets = load_tasks(learner.tasks), TaskSets(learner)
-        task = next((task for task in tasks if sets.find_settings(task.id).agent == agent), tasks[0])
-        wanted = list(_list_wanted_rewards(settings, job, task.id))
-        seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
+        all_tasks, sets = load_tasks(learner.tasks), TaskSets(learner)
+        tasks = [task for task in all_tasks if sets.find_settings(task.id).agent == agent] or all_tasks
+        sampling_params = learner.sampling_params
     else:
-        task, wanted = load_tasks(held_out.task_source)[0], []
-        seconds, sampling_params = learner.rollout_timeout_seconds, dict[str, Any]()
+        tasks, sampling_params = load_tasks(held_out.task_source), dict[str, Any]()
     graded = settings.grader.graders if settings.grader is not None else {}
-    return TrialTask(
-        task,
-        mode,
-        learner.main_model,
-        seconds,
-        sampling_params,
-        role_models=learner.role_models,
-        served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
-        trained_models=[each.model for each in job.learners] if mode == "train" else (),
-        wanted_rewards=[each for each in (*wanted, *_list_rewards_of_suites(job, agent)) if each.name not in graded],
-        nodes=settings.inference,
-        prompts=list(_list_prompts(settings, agent)),
-    )
+    of_suites = list(_list_rewards_of_suites(job, agent))
+    trials = []
+    for task in tasks[:MAX_TRIALS]:
+        wanted = list(_list_wanted_rewards(settings, job, task.id)) if mode == "train" else []
+        trial = TrialTask(
+            task,
+            mode,
+            learner.main_model,
+            learner.rollout_timeout_seconds,
+            sampling_params,
+            role_models=learner.role_models,
+            served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
+            trained_models=[each.model for each in job.learners] if mode == "train" else (),
+            wanted_rewards=[each for each in (*wanted, *of_suites) if each.name not in graded],
+            nodes=settings.inference,
+            prompts=list(_list_prompts(settings, agent)),
+        )
+        trials.append(trial)
+    return trials
 
 
 def _list_prompts(settings: RunSettings, agent: str) -> Iterator[PromptChoice]:

@@ -40,7 +40,7 @@ class WantedReward:
 
 @dataclass(frozen=True, slots=True)
 class TrialTask:
-    """The first task of a job for an agent, and how the job would publish it."""
+    """One of the first tasks of a job for an agent, and how the job would publish it."""
 
     task: TaskInput
     mode: Mode
@@ -59,6 +59,27 @@ class TrialTask:
     """Prompts that the agent may ask for by name."""
     is_here: bool = True
     """Whether the nodes start on this machine, so that their vLLM must start here."""
+
+
+class TrialFailedError(UserError):
+    """The agent, or the reward of its task, raised an error: another task may do."""
+
+
+async def try_tasks(runner: RunnerSettings, trials: Sequence[TrialTask]) -> list[str]:
+    """Try the agent on the first task, and on the next where it fails; return sentences about the rollouts.
+
+    An agent that passes one of them can be trained: before that, failures are warnings. Raises `UserError` as
+    `try_agent`, that of the first task where all fail.
+    """
+    failures: list[TrialFailedError] = []
+    for trial in trials:
+        try:
+            lines = await try_agent(runner, trial)
+        except TrialFailedError as error:
+            failures.append(error)
+        else:
+            return [*(f"warning: {error}" for error in failures), *lines]
+    raise failures[0]
 
 
 async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
@@ -154,7 +175,8 @@ def describe(
     name, task = _name_of(runner), f"task {trial.task.id!r}"
     if result.outcome != "ok":
         failure = f"{name}: {task} failed when {_list_answers(runner)}: {result.error}"
-        raise UserError(f"{failure}; runners.scripted_answers gives others")
+        error = TrialFailedError if result.outcome == "agent_error" else UserError
+        raise error(f"{failure}; runners.scripted_answers gives others")
     if not num_calls and trial.mode == "train":
         raise UserError(f"{name}: {task} made no model call, so that there is no token to train on: its {CALL_ADVICE}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
