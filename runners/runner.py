@@ -135,7 +135,10 @@ class Runner:
                     for mode, consumer in consumers.items():
                         pull = self._bus.pull(consumer, self._num_first, PULL_SECONDS)
                         self._pullers[mode] = await pulling.enter_async_context(pull)
-                    beside = [asyncio.create_task(_set_when(stop, self._stop))]
+                    beside = [
+                        asyncio.create_task(_set_when(stop, self._stop)),
+                        asyncio.create_task(self._follow_nodes()),
+                    ]
                     if self._adaptation is not None:
                         beside.append(asyncio.create_task(self._adaptation.run()))
                     try:
@@ -191,11 +194,21 @@ class Runner:
             work.add_done_callback(self._handled)
 
     def _rate_limits(self) -> None:
-        """Request as many tasks of each mode as can start."""
+        """Request as many tasks of each mode as can start: none while no node would answer their calls."""
         metrics.slots_in_use.set(self._slots.busy)
         in_flight = {mode: puller.in_flight for mode, puller in self._pullers.items()}
+        is_refused = self._pullers and self._gateway.upstream.is_refused
         for mode, puller in self._pullers.items():
-            puller.resize(self._slots.max_in_flight(mode, in_flight))
+            puller.resize(in_flight[mode] if is_refused else self._slots.max_in_flight(mode, in_flight))
+
+    async def _follow_nodes(self) -> None:
+        """Change the requests for tasks whenever all nodes of a model come to reject the key, or one may take it."""
+        was_refused = False
+        while True:
+            await self._fleet.wait_for_change()
+            if self._gateway.upstream.is_refused != was_refused:
+                was_refused = not was_refused
+                self._rate_limits()
 
     def _stop(self) -> None:
         for puller in self._pullers.values():
@@ -234,7 +247,8 @@ class Runner:
         gateway = self._gateway
         if problem := gateway.upstream.problem() or gateway.endpoints.problem() or self._handler.problem:
             detail["last_problem"] = problem[:120]
-        return {"state": self._state, "status": detail}
+        is_refused = self._state == "running" and gateway.upstream.is_refused
+        return {"state": "refused" if is_refused else self._state, "status": detail}
 
 
 async def _set_when(event: asyncio.Event, act: Callable[[], None]) -> None:

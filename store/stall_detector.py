@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nats.errors import Error as NatsError
@@ -180,11 +180,9 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
     if not snapshot.num_tasks and not full:
         return stall("grader", "graders_hang")
     if snapshot.num_tasks and not [beat for beat in runners if beat.state == "running"]:
-        return stall("runner", "no_runner")
+        return stall("runner", "no_runner", states=_list_states(runners))
     if snapshot.num_tasks and not [beat for beat in nodes if is_ready(beat.state)]:
-        return stall(
-            "runner", "no_node", states=", ".join(f"{beat.id} is {beat.state}" for beat in nodes) or "there is none"
-        )
+        return stall("runner", "no_node", states=_list_states(nodes))
     if full:
         lags = snapshot.lags.get(full.split(", ")[0], {})
         if not any(lags.values()):
@@ -198,6 +196,10 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
         agents = ", ".join(sorted({str(beat.status.get("agent")) for beat in runners}))
         return stall("runner", "other_agent", agents=agents)
     return stall("runner", "agents_hang")
+
+
+def _list_states(beats: Sequence[Heartbeat]) -> str:
+    return ", ".join(f"{beat.id} is {beat.state}" for beat in beats) or "there is none"
 
 
 def _format_status(beat: Heartbeat) -> str:

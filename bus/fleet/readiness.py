@@ -20,6 +20,7 @@ STATE_REASONS = {
     ("learner", "starting"): "its trainer is not made yet",
     ("learner", "done"): "its last step is made",
     ("runner", "starting"): "its agent is not loaded yet",
+    ("runner", "refused"): "the nodes reject its inference API key, and it takes no tasks",
     ("store", "waiting"): "ClickHouse takes nothing",
 }
 

@@ -55,7 +55,8 @@ ALERT_RULES = {
         NO_ROLLOUT + "the store cannot write: {problem}",
     ),
     "no_runner": AlertRule(
-        "store", "No rollout finishes, and no runner is up.", STALL, NO_ROLLOUT + "no runner is there to take them"
+        "store", "No rollout finishes, and no runner is up.", STALL,
+        NO_ROLLOUT + "no runner is there to take them ({states})",
     ),
     "no_node": AlertRule(
         "store", "No rollout finishes, and no node serves.", STALL, NO_ROLLOUT + "no inference node is ready ({states})"

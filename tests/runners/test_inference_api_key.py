@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.readiness import not_ready_reason
 from lightningbus.bus.security.secrets import new_key
 from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.gateway.served_model import ServedModel
@@ -113,6 +114,34 @@ async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_tak
         batches = await ended(bus, 8)
     assert {batch.end.outcome for batch in batches if batch.end} == {"ok"}
     assert {call.node for batch in batches for call in calls_of(batch)} == {"takes"}
+
+
+async def test_a_runner_that_every_node_refuses_takes_no_more_tasks_until_one_takes_its_key(
+    bus: Bus, tmp_path: Path
+) -> None:
+    """Its neighbours take them, and its probe tells why it is not ready."""
+    (tmp_path / "nosy.py").write_text(NOSY)
+    (tmp_path / "key").write_text(key := new_key())
+    fields = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "inference_api_key_file": tmp_path / "key"}
+    async with (
+        ScriptedEngine().serving(bus) as engine,
+        serving_behind(bus, engine, "refuses"),
+        bus.fleet("runner") as fleet,
+        running(bus, **fields),
+    ):
+        publisher = TaskPublisher(bus)
+        await publisher.publish_task(task(id="held", model="behind", deadline=6.0, max_attempts=1))
+        (batch,) = await ended(bus)
+        assert batch.end is not None and batch.end.outcome == "infra_error"
+        await publisher.publish_task(task(id="next", model="behind", max_attempts=1))
+        for _ in range(3):
+            await fleet.wait_for_change()
+            (beat,) = fleet.members()
+            assert (beat.state, beat.status["busy"]) == ("refused", "0/1")
+        assert "the nodes reject its inference API key, and it takes no tasks" in not_ready_reason(beat)
+        async with serving_behind(bus, engine, "takes", key):
+            (batch,) = await ended(bus)
+        assert batch.end is not None and batch.end.outcome == "ok"
 
 
 @asynccontextmanager

@@ -57,6 +57,11 @@ def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
             "runner",
             "no inference node is ready (n is awaiting_weights)",
         ),
+        (
+            snapshot(other(RUNNER, state="refused"), NODE),
+            "runner",
+            "no runner is there to take them (r is refused)",
+        ),
         (snapshot(RUNNER), "runner", "no inference node is ready (there is none)"),
         (snapshot(RUNNER, NODE, store_problem="disk full"), "store", "the store cannot write: disk full"),
         (

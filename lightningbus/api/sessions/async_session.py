@@ -129,8 +129,8 @@ class AsyncSession:
         """List the rollouts that ended last, the newest first.
 
         Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given. The column
-        ``task`` is the id of the task in your file or DataFrame, as text. Raises `UserError` for a run, mode or outcome
-        that does not exist.
+        ``task`` is the id of the task in your file or DataFrame, as text; ``reward`` is the main reward, None for a
+        failed rollout. Raises `UserError` for a run, mode or outcome that does not exist.
         """
         wanted = RolloutFilter(mode or "", outcome or "", evaluation or "", limit)
         return await self._ask_about(run, lambda client: list_rollouts(client, run or self._run or "", wanted))

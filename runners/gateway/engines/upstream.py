@@ -160,6 +160,11 @@ class Upstream:
         """Explain why a node rejects this runner's calls; empty if none does."""
         return self._rejecting.problem(self._fleet.members())
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether all nodes of a model reject this runner's key."""
+        return self._rejecting.has_all_of_a_model(self._fleet.members())
+
     async def attempt_call(
         self, context: CallContext, request: MakeRequest
     ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
