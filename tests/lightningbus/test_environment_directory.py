@@ -13,6 +13,7 @@ from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.projects.environment_directory import (
     EnvironmentSpec,
     as_file_name,
+    find_error,
     make_agent,
     parse_arguments,
     parse_name,
@@ -139,3 +140,26 @@ def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
     )
     sentence = says(run("env", "verifiers:x", "--python", sys.executable, "--out", "out", cwd=tmp_path))
     assert sentence.endswith("ModuleNotFoundError: No module named 'verifiers'")
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ("", ""),
+        ("loading\nno such split: say how many\n", "no such split: say how many"),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    ensure()\n'
+            "verifiers.MissingKeyError: Missing required environment variable(s): MY_JUDGE_KEY\n\n"
+            "Set them:\n  - Local: export OPENAI_API_KEY=...\n",
+            "verifiers.MissingKeyError: Missing required environment variable(s): MY_JUDGE_KEY Set them: - Local: "
+            "export OPENAI_API_KEY=...",
+        ),
+        (
+            "Traceback (most recent call last):\n  File \"a.py\"\nKeyError: 'x'\n\nDuring handling of it:\n\n"
+            'Traceback (most recent call last):\n  File "b.py"\nValueError: wrong\n',
+            "ValueError: wrong",
+        ),
+    ],
+)
+def test_an_error_of_an_environment_has_all_its_lines(output: str, error: str) -> None:
+    assert find_error(output) == error

@@ -1,5 +1,6 @@
 """Directory for an environment of another library: its adapter, its tasks, and a run file that trains on them."""
 
+import itertools
 import json
 import logging
 import os
@@ -18,10 +19,13 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
 from lightningbus.runners.agent.factory import resolve_program
+from lightningbus.schemas.text import shorten_line
 from lightningbus.tasks.task_loading import load_tasks
 
 log = logging.getLogger(__name__)
 
+MAX_ERROR = 500
+"""Most characters of an environment's error."""
 WARNING = "warning: "
 """Begin of a line by which an adapter warns, on its standard error."""
 ADAPTERS = {
@@ -176,6 +180,19 @@ def hold_out(spec: EnvironmentSpec, draft: Path, num_heldout: int) -> None:
     (draft / HELDOUT).write_text("".join(lines[num_train:]), encoding="utf-8")
 
 
+def find_error(output: str) -> str:
+    """Find the error with which a Python program ended, as one line: all lines of the last traceback's message. Pure.
+
+    Without a traceback it is the last line; empty without output.
+    """
+    lines = output.strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    message = (
+        [*itertools.dropwhile(lambda line: line.startswith(" "), lines[starts[-1] + 1 :])] if starts else lines[-1:]
+    )
+    return shorten_line(" ".join(" ".join(message).split()), MAX_ERROR)
+
+
 def _run_adapter(spec: EnvironmentSpec, draft: Path, file: str, split: str, limit: int | None) -> bool:
     """Have the environment write the tasks of a split, and log its warnings once; return False without such a split."""
     command = [str(resolve_program(spec.python)), "-m", f"{PACKAGE}.entrypoint", file, split]
@@ -189,8 +206,10 @@ def _run_adapter(spec: EnvironmentSpec, draft: Path, file: str, split: str, limi
     except OSError as error:
         raise UserError(f"{spec.python} cannot be started: {error.strerror}") from error
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1][:500]
-        raise UserError(f"{spec.kind}:{spec.name} cannot be used in {spec.python}: {reason}")
+        reason = find_error(done.stderr) or f"it ended with status {done.returncode}"
+        unset = [name for name in spec.all_variables if "=" not in name and name not in os.environ]
+        hint = f" (not set here: --env {', --env '.join(unset)})" if unset else ""
+        raise UserError(f"{spec.kind}:{spec.name} cannot be used in {spec.python}: {reason}{hint}")
     if split == "train":  # the environment is loaded for each split
         for line in done.stderr.splitlines():
             if line.startswith(WARNING):
