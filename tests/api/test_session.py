@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,12 +70,11 @@ def test_reports_are_tables_as_the_command_prints_them(seeded: Path) -> None:
         )
 
 
-def test_an_earlier_run_of_a_name_is_compared_from_either_sessions(seeded: Path, tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    shutil.copytree(seeded / "first", runs / "first-20261128-191500", symlinks=True)
-    with prepared(runs / "first" / "store") as store:
-        seed_store.insert(store.sql, seed_store.run("first", steps=1, groups=1))
-    pair = {"a": "first", "b": "first-20261128-191500"}
+def test_an_earlier_run_of_a_name_is_compared_from_either_sessions(tmp_path: Path) -> None:
+    runs, pair = tmp_path / "runs", {"a": "first", "b": "first-20261128-191500"}
+    for steps, name in enumerate(pair.values(), start=1):
+        with prepared(runs / name / "store") as store:
+            seed_store.insert(store.sql, seed_store.run("first", steps=steps, groups=1))
     figures = []
     for name in pair.values():
         with lb.connect(name, runs=runs) as session:

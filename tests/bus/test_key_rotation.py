@@ -180,8 +180,7 @@ def test_a_terminal_that_closes_stops_a_bus_unless_nohup(tmp_path: Path, nohup: 
 
     def take_terminal() -> None:
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-        if nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)  # whatever these tests inherited
 
     process, _ = start_bus(
         tmp_path, start_new_session=True, preexec_fn=take_terminal, pass_fds=[slave], stdin=subprocess.DEVNULL

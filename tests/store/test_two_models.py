@@ -20,6 +20,7 @@ from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.clickhouse.client import connect_readonly
 from lightningbus.store.clickhouse.query_limits import UI
 from lightningbus.store.reports import REPORTS
+from lightningbus.store.reports.compared_runs import COMPARISONS
 from lightningbus.store.ui.client import Reader
 from lightningbus.store.ui.server import UiServer, serve
 from lightningbus.trackers.store_points import PointReader
@@ -214,7 +215,7 @@ async def test_a_run_without_a_model_has_a_page(store: StoreProcess) -> None:
 
 def test_reports_say_whether_they_are_by_model(store: StoreProcess) -> None:
     for report in REPORTS.values():
-        fields = {"a": RUN, "b": RUN} if report.name == "compare" else {}
+        fields = {"a": RUN, "b": RUN} if report.name in COMPARISONS else {}
         values = report.values(fields, "")
         columns = store.sql.query(report.query("lightningbus", 1), parameters=values).column_names
         assert not columns or report.is_by_model == ("model" in columns), report.name
