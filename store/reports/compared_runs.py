@@ -83,6 +83,19 @@ def pair_tasks(compared: ResultTable, tasks: ResultTable) -> ResultTable:
     return columns, [*rows[:after], *((names, *row) for row in paired), *rows[after:]]
 
 
+def explain_no_pairs(tasks: ResultTable) -> str:
+    """Explain why no task is in both runs though names are: their inputs differ; empty where there are pairs.
+
+    ``tasks`` is from `join_tasks`.
+    """
+    rows = [dict(zip(tasks[0], values, strict=True)) for values in tasks[1]]
+    names = [{row["task"] for row in rows if row[f"reward_{side}"] is not None} for side in SIDES]
+    num_shared = len(names[0] & names[1])
+    if not num_shared or any(row["difference"] is not None for row in rows):
+        return ""
+    return f"no task is in both runs: {num_shared} have the same name, and each another input"
+
+
 def describe_selection(arguments: Mapping[str, str], side: Side, evaluations: Sequence[str] = ()) -> str:
     """Describe which rollouts of a run are compared, as ``mode=eval, version_b=7``.
 

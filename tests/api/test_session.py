@@ -30,6 +30,8 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         failed = session.rollouts(outcome="agent_error")
         assert len(failed) and {row["outcome"] for row in failed} == {"agent_error"}
         assert all(row["task_id"].startswith(row["task"]) and "@" not in row["task"] for row in failed)
+        assert session.rollouts(limit=3).title == "the newest 3; limit= gives more"
+        assert session.rollouts(limit=100_000).title == ""
         assert len(session.rollouts(limit=3)) == 3 and not len(session.rollouts(limit=0))
         frame = session.query_df("SELECT version, rollouts FROM reward_by_version ORDER BY version")
         assert isinstance(frame, pandas.DataFrame) and list(frame["version"]) == list(range(6))

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from lightningbus.run.results.plot import draw_report
+from lightningbus.run.results.plot import draw_curves, draw_report
 from lightningbus.store.reports import REPORTS
 from tests.polling import HANG_SECONDS
 
@@ -113,3 +114,9 @@ def test_pictures_leave_the_backend_and_the_figures_of_a_notebook_alone(tmp_path
     )  # fmt: skip
     assert done.stdout == "svg []\n"
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("reward.png", "report.png"))
+
+
+def test_a_curve_of_one_version_is_a_point() -> None:
+    axes = Figure().subplots()
+    draw_curves(axes, {"one": ([0], [0.5], [0.1]), "two": ([0, 1], [0.5, 0.6], [0.1, 0.1])}, {})
+    assert [line.get_marker() for line in axes.get_lines()] == [".", "None"]

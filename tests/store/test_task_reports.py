@@ -13,7 +13,14 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.ids import rollout_id
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from lightningbus.store.reports import REPORTS, ResultTable
-from lightningbus.store.reports.compared_runs import COMPARISONS, join_sides, join_tasks, list_notes, pair_tasks
+from lightningbus.store.reports.compared_runs import (
+    COMPARISONS,
+    explain_no_pairs,
+    join_sides,
+    join_tasks,
+    list_notes,
+    pair_tasks,
+)
 from lightningbus.tasks.task_publisher import build_producer_span
 from tests import seed_store
 from tests.seed_store import SECOND_NS, START_NS
@@ -114,6 +121,10 @@ def test_tasks_of_one_side_or_of_another_input_are_no_pair() -> None:
         ("changed", "1", 1, 1.0, 0, None, None),
         ("changed", "2", 0, None, 1, 0.0, None),
     ]
+    assert explain_no_pairs(tasks) == "", "one is a pair"
+    changed = join_tasks((columns, a[1:]), (columns, b[:1]), "x : y")
+    assert explain_no_pairs(changed) == "no task is in both runs: 1 have the same name, and each another input"
+    assert explain_no_pairs(join_tasks((columns, a[:1]), (columns, b[:1]), "x : y")) == ""
     figures = ["run_id", "figure", "a", "b", "difference"]
     _, rows = pair_tasks((figures, [("x : y", "standard error of the mean reward", 0.1, 0.1, 0.14)]), tasks)
     assert rows[1:] == [

@@ -1,6 +1,6 @@
 """The rollouts of a run that ended last, by mode, outcome and evaluation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from clickhouse_connect.driver.client import Client
@@ -46,15 +46,20 @@ class RolloutFilter:
 
 
 def list_rollouts(client: Client, run: str, wanted: RolloutFilter) -> Table:
-    """Return the rollouts that ended last, the newest first; ``run``: empty for any."""
+    """Return the rollouts that ended last, the newest first; ``run``: empty for any.
+
+    The title of the table tells where there are more than the limit.
+    """
     values: dict[str, Any] = {
         "run_id": run,
         "mode": wanted.mode,
         "outcome": wanted.outcome,
         "evaluation": wanted.evaluation,
-        "limit": wanted.limit,
+        "limit": min(wanted.limit + 1, MAX_LIMIT),  # one more tells whether there are more
     }
     table = load_table(client, ROLLOUTS_SQL, values)
+    if len(table) > wanted.limit:
+        return replace(table[: wanted.limit], title=f"the newest {wanted.limit}; limit= gives more")
     if not table and wanted.evaluation:
         (known,) = client.query(EVALUATIONS_SQL, parameters={"run_id": run}).result_rows[0]
         if known:

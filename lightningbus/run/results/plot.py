@@ -49,7 +49,7 @@ def draw_curves(axes: Any, training: Mapping[str, Points], evaluations: Mapping[
     for label, (versions, means, errors) in training.items():
         low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
         axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
-        axes.plot(versions, means, label=label)
+        axes.plot(versions, means, label=label, marker="." if len(versions) == 1 else None)
     for number, (label, points) in enumerate(sorted(evaluations.items())):
         axes.errorbar(*points, fmt=MARKERS[number % len(MARKERS)], capsize=3, label=label, zorder=3)
     axes.grid(alpha=0.3)

@@ -18,6 +18,7 @@ from lightningbus.store.reports.compared_runs import (
     Side,
     choose_side,
     describe_selection,
+    explain_no_pairs,
     join_sides,
     join_tasks,
     list_notes,
@@ -67,4 +68,6 @@ def join_runs(
     title = " : ".join(names)
     figures, tasks = join_sides(a.figures, b.figures, title), join_tasks(a.tasks, b.tasks, title)
     notes = list(list_notes(names, [read_known_learners(name, runs) for name in names], arguments, figures))
+    if reason := explain_no_pairs(tasks):
+        notes.append(reason)
     return (tasks if report == TASK_COMPARISON else pair_tasks(figures, tasks)), notes
