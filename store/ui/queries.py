@@ -64,11 +64,15 @@ SELECT mode, evaluation, count() AS rollouts, countIf(outcome = 'ok') AS ended_w
 FROM rollouts WHERE run_id = {{run_id:String}} GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
 
-REWARDS = f"""
+COUNTED_OF_RUN = f"""
 WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
 tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
 training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
-counted_rewards AS ({COUNTED_REWARDS}),
+counted_rewards AS ({COUNTED_REWARDS})
+"""
+"""Common table expressions that the reports of rewards read, of one run."""
+
+REWARDS = f"""{COUNTED_OF_RUN},
 by_version AS ({REPORTS["reward_by_version"].body})
 SELECT model, mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(num) AS rollouts,
     sum(num * mean) / rollouts AS mean_reward,
@@ -87,11 +91,7 @@ GROUP BY model, mode, evaluation, version ORDER BY model, mode DESC, evaluation,
 """
 """The report `reward_by_version` of one run, in few points."""
 
-NAMED_REWARDS = f"""
-WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
-tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
-training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
-counted_rewards AS ({COUNTED_REWARDS}),
+NAMED_REWARDS = f"""{COUNTED_OF_RUN},
 by_name AS ({REPORTS["reward_by_name"].body})
 SELECT model, mode, evaluation, name, intDiv(one, width) * width AS version, any(width) AS per_point,
     sum(num) AS rollouts,

@@ -96,13 +96,18 @@ async def test_a_runner_whose_inference_api_key_is_refused_reports_it_at_once_in
     assert record.levelname == "ERROR" and "inference_api_key_file" in record.getMessage()
 
 
+def write_agent(directory: Path) -> tuple[str, dict[str, Any]]:
+    """Write an agent and a key; return the key, and the runner's settings of both."""
+    (directory / "nosy.py").write_text(NOSY)
+    (directory / "key").write_text(key := new_key())
+    return key, {"entrypoint": "nosy:solve", "working_dir": directory, "inference_api_key_file": directory / "key"}
+
+
 async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_takes_it(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of them the runner would choose."""
-    (tmp_path / "nosy.py").write_text(NOSY)
-    (tmp_path / "key").write_text(key := new_key())
-    fields = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "inference_api_key_file": tmp_path / "key"}
+    key, fields = write_agent(tmp_path)
     async with (
         ScriptedEngine().serving(bus) as engine,
         serving_behind(bus, engine, "refuses"),
@@ -120,9 +125,7 @@ async def test_a_runner_that_every_node_refuses_takes_no_more_tasks_until_one_ta
     bus: Bus, tmp_path: Path
 ) -> None:
     """Its neighbours take them, and its probe tells why it is not ready."""
-    (tmp_path / "nosy.py").write_text(NOSY)
-    (tmp_path / "key").write_text(key := new_key())
-    fields = {"entrypoint": "nosy:solve", "working_dir": tmp_path, "inference_api_key_file": tmp_path / "key"}
+    key, fields = write_agent(tmp_path)
     async with (
         ScriptedEngine().serving(bus) as engine,
         serving_behind(bus, engine, "refuses"),

@@ -27,7 +27,7 @@ from lightningbus.store.reports.compared_runs import (
 
 
 class ComparedRun(NamedTuple):
-    """What a store says of one run of a comparison: its figures, and its tasks one by one."""
+    """Figures of one run of a comparison, and its tasks one by one, as its store has them."""
 
     figures: ResultTable
     tasks: ResultTable

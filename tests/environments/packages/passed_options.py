@@ -18,7 +18,7 @@ def briefest(completions: Any, **_: Any) -> list[float]:
 
 
 def load_environment(num_train: int = 2, rewards: str = "alone", **options: Any) -> Any:
-    """What verifiers calls."""
+    """Build the environment, for verifiers."""
     rows = [{"question": f"Say {number}.", "answer": str(number)} for number in range(num_train + 1)]
     functions = {"alone": [brief], "group": [brief, briefest], "none": []}[rewards]
     train, evaluation = Dataset.from_list(rows[1:]), Dataset.from_list(rows[:1])
