@@ -76,7 +76,11 @@ class InferenceSettings(ModelRoleSettings):
         description="URL by which runners reach the gateway; default: http://host:port, where the host of all "
         "interfaces is this machine's address",
     )
-    dtype: str = Field(default="auto", description="number format of the computation: vLLM's --dtype")
+    dtype: str = Field(
+        default="auto",
+        description="number format of weights and computation: vLLM's --dtype. auto: that of the model's files; on a "
+        "GPU vLLM's own choice, which makes bfloat16 of float32",
+    )
     max_model_len: int | None = Field(
         default=None, gt=0, description="longest prompt plus answer in tokens: vLLM's --max-model-len"
     )
@@ -123,6 +127,16 @@ class InferenceSettings(ModelRoleSettings):
     def models(self) -> list[str]:
         """Names of the models that this node serves."""
         return (self.lora.models if self.lora else []) or [self.model]
+
+    @property
+    def engine_dtype(self) -> str:
+        """Number format of the computation by vLLM's name: ``--dtype`` of `vllm_args` comes before `dtype`."""
+        return self.find_vllm_argument("--dtype") or self.dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether `vllm_args` let the engine quantise the weights that it is given."""
+        return any(self.find_vllm_argument(flag) is not None for flag in ("--quantization", "-q"))
 
     def find_vllm_argument(self, flag: str) -> str | None:
         """Return the value of a flag in `vllm_args`, such as ``--max-logprobs``; None: it is not there."""

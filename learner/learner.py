@@ -329,7 +329,7 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             elif loop.last_metrics:
                 status["loss"] = loop.last_metrics["actor/loss"]
-            if problem := loop.excluded.streak.problem:
+            if problem := loop.excluded.streak.problem or loop.agreement.problem:
                 status["alert"] = f"learner of {settings.model}: {problem}"
             if blocker := find_blocker(loop, self._pin_watch.describe):
                 status["waits for"] = blocker

@@ -38,7 +38,7 @@ from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.dispatch.slow_groups import SlowGroups
 from lightningbus.learner.errors import LearnerError, as_learner_error
 from lightningbus.learner.group_gate import GroupGate
-from lightningbus.learner.mismatch import check_mismatch
+from lightningbus.learner.mismatch import PolicyAgreement
 from lightningbus.learner.publishing.publisher import NONCE_BYTES
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
@@ -91,6 +91,7 @@ class TrainingLoop:
     _unbuildable: UnbuildableBatches = field(default_factory=UnbuildableBatches)
 
     def __post_init__(self) -> None:
+        self.agreement = PolicyAgreement(self.settings)
         self.slow_groups = SlowGroups(self.dispatcher, self.settings)
         self.gate = GroupGate(self.bus, self.settings, self.dispatcher, self.excluded, self.builder, self.in_thread)
 
@@ -273,7 +274,9 @@ class TrainingLoop:
                 raise
             await self._exclude_unbuildable(groups, verdicts, error)
             return
-        check_mismatch(self.settings, {**batch.metrics, **step_metrics})
+        self.agreement.check(self.state.step + 1, {**batch.metrics, **step_metrics})
+        if self.agreement.problem:
+            log.warning("%s", self.agreement.problem)
         self._unbuildable.end()
         state = replace(
             self.state,

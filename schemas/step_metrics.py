@@ -20,6 +20,7 @@ GROUPS = {
     "preference": "pairs of answers",
     "critic": "critic",
     "off_policy": "off-policy correction",
+    "agreement": "engine and learner",
     "rollout_corr": "engine and learner",
 }
 """Groups of metrics by the first part of their names, in the order in which a page lists them."""
@@ -268,6 +269,24 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     ),
     StepMetric(
         "off_policy/ess_scale", "factor of the learning rate", "factor", "Factor of the learning rate, by `ess_bound`."
+    ),
+    StepMetric(
+        "agreement/tokens",
+        "fresh tokens",
+        "tokens",
+        "Trained tokens of calls that the newest version sampled alone: engine and learner compute one policy there.",
+    ),
+    StepMetric(
+        "agreement/k3",
+        "divergence on fresh tokens",
+        "nats",
+        "Divergence of learner and engine on fresh tokens by the k3 estimate; rounding alone gives about 0.001.",
+    ),
+    StepMetric(
+        "agreement/clipped_share",
+        "clipped fresh tokens",
+        "share",
+        "Share of the fresh tokens whose ratio of learner to engine is outside PPO's clip before the update.",
     ),
     StepMetric(
         "rollout_corr/kl", "drift to the engine, mean log-ratio", "nats", "Mean log-ratio of the engine to the learner."

@@ -1,4 +1,6 @@
-"""The command line and the environment of vLLM's server. Pure, except that it looks for a GPU."""
+"""The command line and the environment of vLLM's server. Pure, except that it looks for a GPU and reads a model's
+configuration.
+"""
 
 import os
 import sys
@@ -8,6 +10,7 @@ from lightningbus.inference.engine.answer_parser import MIDDLEWARE
 from lightningbus.inference.engine.vllm_plugin import BACKEND
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.inference.version_registry import capacity
+from lightningbus.schemas.weights.dtypes import AUTO, read_dtype
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as --max-lora-rank."""
@@ -18,7 +21,7 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     arguments: dict[str, object] = {
         "model": settings.model_path,
         "uds": socket,
-        "dtype": settings.dtype,
+        "dtype": _choose_dtype(settings),
         "max-num-seqs": settings.max_num_seqs,
         # Log-probabilities of the distribution sampled from, after temperature and truncation.
         "logprobs-mode": "processed_logprobs",
@@ -83,6 +86,13 @@ def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
     if settings.cpu_threads is not None:
         variables |= {"OMP_NUM_THREADS": str(settings.cpu_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables
+
+
+def _choose_dtype(settings: InferenceSettings) -> str:
+    """Return vLLM's --dtype: its own ``auto`` would round float32 files to bfloat16 also on a CPU, where it is slow."""
+    if settings.dtype == AUTO and not has_gpu() and (settings.model_path / "config.json").exists():
+        return read_dtype(settings.model_path)
+    return settings.dtype
 
 
 def has_gpu() -> bool:

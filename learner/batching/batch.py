@@ -52,6 +52,8 @@ class Batch:
     """Weight of each call that is imitated, whether it has an advantage or not."""
     pairs: list[Pair] = field(default_factory=list)
     """Answers of which one is preferred to the other, by the ids of their sequences."""
+    version: int | None = None
+    """Weight version that the step starts from; None: no engine has served it."""
 
     def token_advantages(self, sequence: TrainSequence) -> NDArray[np.float32]:
         """Return ``float32[N]``: the advantage of the call that sampled each trained token, 0 for others."""
@@ -130,7 +132,7 @@ class BatchBuilder:
             self._rollout_builder.build(rollout, reward, credit, version, quarantined.get(rollout.id, ""))
             for rollout, reward, credit in zip(rollouts, rewards, self._assign_credit(rollouts, shaped), strict=True)
         ]
-        batch = self._account(_collect(built), built, penalties, version)
+        batch = self._account(_collect(built, version), built, penalties, version)
         return self._add_preferences(self._add_demonstrations(batch, step), step)
 
     def has_signal(self, group: RolloutGroup) -> bool:
@@ -237,9 +239,9 @@ def _shape(rewards: Sequence[float | None], penalties: Sequence[float]) -> list[
     ]
 
 
-def _collect(built: Sequence[BuiltRollout]) -> Batch:
+def _collect(built: Sequence[BuiltRollout], version: int) -> Batch:
     """Join sequences and advantages of the trained rollouts, and record the disposition of every rollout."""
-    batch = Batch([], {})
+    batch = Batch([], {}, version=version)
     for number, each in enumerate(built):
         advantages = each.advantages
         if not each.reason:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightningbus.learner.engine.weight_writer import published_model
+from lightningbus.learner.engine.weight_writer import make_file_naming, published_model
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.adapters import A_SUFFIX, B_SUFFIX, PREFIX
 
@@ -25,14 +25,11 @@ def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
 
 def name_as_in_files(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Name adapters after the weights that they are added to, as transformers' model is saved."""
-    from transformers.core_model_loading import WeightConverter, rename_source_key
-
-    inverted = [item.reverse_transform() for item in reversed(getattr(model, "_weight_conversions", None) or [])]
-    renamings = [item for item in inverted if not isinstance(item, WeightConverter)]
+    name_in_files = make_file_naming(model)
 
     def rename(name: str) -> str:
         suffix = next(suffix for suffix in (A_SUFFIX, B_SUFFIX) if name.endswith(suffix))
-        weight, _ = rename_source_key(f"{name.removeprefix(PREFIX).removesuffix(suffix)}.weight", renamings, [])
+        weight = name_in_files(f"{name.removeprefix(PREFIX).removesuffix(suffix)}.weight")
         return f"{PREFIX}{weight.removesuffix('.weight')}{suffix}"
 
     return {rename(name): tensor for name, tensor in tensors.items()}
@@ -68,7 +65,7 @@ def check_targets(model: Any) -> None:
     from peft.tuners.lora import LoraLayer
 
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
-    if wrong := list(dict.fromkeys(_clean(name) for name, layer in layers if not _is_matrix(layer))):
+    if wrong := list(dict.fromkeys(name_in_base(name) for name, layer in layers if not _is_matrix(layer))):
         more = f" and {len(wrong) - NUM_NAMED} more" if len(wrong) > NUM_NAMED else ""
         names = ", ".join(sorted(set(_linear_names(layers))))
         advice = f"set it to [{names}]" if names else "name linear layers, or train without lora"
@@ -94,5 +91,6 @@ def _linear_names(layers: list[tuple[str, Any]]) -> Iterator[str]:
             yield name.rpartition(".")[2]
 
 
-def _clean(name: str) -> str:
+def name_in_base(name: str) -> str:
+    """Return the name of a parameter or module without what PEFT adds to it."""
     return name.removeprefix(PREFIX).replace(".base_layer", "")

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightningbus.learner.engine.adapters import choose_excluded
+from lightningbus.learner.engine.number_formats import choose_formats
 from lightningbus.learner.engine.packed_attention import PACKED_SDPA, register_packed_attention
 from lightningbus.learner.engine.policy_engine import register_policy_engine
+from lightningbus.learner.engine.rounded_weights import RoundedWeights
 from lightningbus.learner.engine.shared_attention import register_shared_attention
 from lightningbus.learner.engine.verl_checks import uses_flash_attention
+from lightningbus.learner.engine.weight_writer import served_dtype
 from lightningbus.learner.settings.algorithm import OptimSettings
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -44,6 +47,8 @@ def make_engine(
 ) -> Any:
     """Make an initialised engine that starts from the model at ``model_path``; ``frozen`` ones are never trained.
 
+    A language model computes at weights that are rounded as nodes hold them.
+
     The platform must have been selected before, see `platform`.
     """
     from transformers import AutoConfig
@@ -51,14 +56,14 @@ def make_engine(
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
 
-    on_gpu, chosen = device == "cuda", settings.engine
+    on_gpu, chosen, formats = device == "cuda", settings.engine, choose_formats(settings, device)
     verl_model, verl_engine = read_fields(MODEL, settings.verl.model), read_fields(ENGINE, settings.verl.engine)
     if kind == "value_model":
         verl_optim = read_fields(CRITIC_OPTIM, settings.verl.critic_optim)
     else:
         verl_optim = read_fields(OPTIM, settings.verl.optim)
     precision = {"reduce_dtype": "fp32", "buffer_dtype": "fp32", **(verl_engine.get("mixed_precision") or {})}
-    precision["param_dtype"] = chosen.choose_precision(on_gpu)
+    precision["param_dtype"] = formats.computation
     model: dict[str, Any] = {"model_type": kind}
     config = AutoConfig.from_pretrained(settings.model_path, local_files_only=True)
     if kind == "language_model" and not frozen:
@@ -96,6 +101,13 @@ def make_engine(
     engine.initialize()
     if optim.lr_warmup_steps and engine.lr_scheduler is not None:
         _warm_up_from_first_step(engine)
+    if kind == "language_model":
+        engine.rounded_weights = RoundedWeights(
+            engine,
+            served_dtype(settings.model_path, formats.weights),
+            is_rounded_by_engine=formats.computation == formats.weights,
+            merges_adapters=settings.weights.merge_adapters,
+        )
     return engine
 
 

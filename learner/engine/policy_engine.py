@@ -4,8 +4,11 @@ Most tokens of an agent's rows are context. verl computes logits over the whole 
 micro-batch names further tokens at each place, their log-probabilities come from the same pass.
 """
 
+from contextlib import nullcontext
 from inspect import signature
 from typing import Any
+
+from lightningbus.learner.engine.rounded_weights import RoundedWeights
 
 BACKEND = "fsdp2_scored"
 KEPT = "scored_positions"
@@ -32,6 +35,13 @@ def _make_class() -> type:
 
     class PolicyEngine(FSDPEngineWithLMHead):
         """Log-probabilities and entropy of tokens that ``loss_mask`` does not name are 0."""
+
+        rounded_weights: RoundedWeights | None = None
+        """Rounding of the weights while the engine computes; None: it computes at the optimiser's own."""
+
+        def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+            with self.rounded_weights.hold() if self.rounded_weights is not None else nullcontext():
+                return super().forward_backward_batch(data, loss_function, forward_only)
 
         def prepare_model_inputs(self, micro_batch: Any) -> tuple[Any, Any]:
             inputs, outputs = super().prepare_model_inputs(micro_batch)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lightningbus.schemas.weights.dtypes import Dtype, read_dtype
 from lightningbus.schemas.weights.safetensors_header import METADATA, PYTORCH, read_tensors
 
 Layout = dict[str, tuple[Any, tuple[int, ...]]]
@@ -114,6 +115,15 @@ def published_model(engine: Any) -> Any:
     return module.get_base_model() if hasattr(module, "peft_config") else module
 
 
+def make_file_naming(model: Any) -> Callable[[str], str]:
+    """Return a function from the name of a weight in transformers' model to its name in the model's own files."""
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    inverted = [item.reverse_transform() for item in reversed(getattr(model, "_weight_conversions", None) or [])]
+    renamings = [item for item in inverted if not isinstance(item, WeightConverter)]
+    return lambda name: str(rename_source_key(name, renamings, [])[0])
+
+
 def _group_by_origin(model: Any, names: Iterable[str]) -> Iterator[list[str]]:
     """Yield names by the tensors of the model's files that they were made of, in order of their first."""
     from transformers.core_model_loading import WeightConverter, rename_source_key
@@ -135,23 +145,17 @@ def _revert(model: Any, tensors: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     return reverted.items()
 
 
-def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:
-    """Choose the dtype of published tensors: ``dtype`` by torch's name, or with ``auto`` that of the model's files.
+def served_dtype(model_path: Path, dtype: Dtype) -> ChooseDtype:
+    """Return the choice of the dtype of each tensor by its name in the model's files: ``dtype`` of most.
 
-    With ``auto`` tensors that the files keep in float32 beside others in the model's dtype stay as they are. Numbers
-    that are not floating-point are published as they are.
+    Tensors that the files keep in float32 beside others in a 16-bit format stay in float32, and numbers that are not
+    floating-point stay as they are.
     """
     import torch
 
-    wide: set[str] = set()
-    if dtype == "auto":
-        config = json.loads((model_path / "config.json").read_text("utf-8"))
-        text = config.get("text_config") or {}
-        names = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
-        dtype = next((str(name).removeprefix("torch.") for name in names if name), "float32")
-        stored = {name: tensor.dtype for name, tensor in read_tensors(model_path).items()}
-        if CODES.get(dtype) in stored.values():
-            wide = {name for name, code in stored.items() if code == "F32"}
+    stored = {name: tensor.dtype for name, tensor in read_tensors(model_path).items()}
+    is_mixed = CODES[read_dtype(model_path)] != "F32" and CODES[read_dtype(model_path)] in stored.values()
+    wide = {name for name, code in stored.items() if code == "F32"} if is_mixed else set[str]()
     chosen = getattr(torch, dtype)
 
     def choose(name: str, trained: Any) -> Any:

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Precision = Literal["fp32", "bf16", "fp16"]
+from lightningbus.schemas.weights.dtypes import AUTO, Dtype
 
 
 class EngineSettings(BaseModel):
@@ -29,12 +29,14 @@ class EngineSettings(BaseModel):
         ge=1,
         description="ranks that share each sequence; a divisor of the ranks and of the model's attention heads",
     )
-    model_dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="number format in which the optimiser keeps weights; bf16 rounds small steps away"
+    model_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="number format in which the optimiser keeps weights; bfloat16 rounds small steps away",
     )
-    param_dtype: Precision | None = Field(
-        default=None,
-        description="number format of weights and activations in the computation; none: bf16 on a GPU, else fp32",
+    dtype: Dtype | Literal["auto"] = Field(
+        default=AUTO,
+        description="number format of the learner's computation. Weights are rounded to weights.dtype first, whatever "
+        "it is. auto: weights.dtype, or float32 on a processor that has no instructions for weights.dtype",
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
         default="auto",
@@ -67,10 +69,6 @@ class EngineSettings(BaseModel):
     enable_activation_offload: bool = Field(
         default=False, description="keep activations in host memory until the backward pass; GPU only"
     )
-
-    def choose_precision(self, on_gpu: bool) -> Precision:
-        """Return ``param_dtype``, or its default on this device."""
-        return self.param_dtype or ("bf16" if on_gpu else "fp32")
 
     def is_checkpointing(self, on_gpu: bool) -> bool:
         """Return ``enable_gradient_checkpointing``, or its default on this device."""

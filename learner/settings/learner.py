@@ -126,9 +126,10 @@ class LearnerSettings(ModelRoleSettings):
     max_mismatch: float | None = Field(
         default=0.2,
         gt=0,
-        description="largest divergence of engine and learner, by the k3 estimate in nats per token, of a step whose "
-        "tokens are all of the newest version and sampled without truncation; beyond it the learner ends. Without "
-        "engine.check_model, or with none, there is no bound",
+        description="largest divergence of engine and learner, by the k3 estimate in nats per token, on the tokens of "
+        "a step that the newest version sampled, without truncation; beyond it the learner ends. It also ends after "
+        "several steps in which many ratios of these tokens are clipped. Without engine.check_model, or with none, "
+        "there is no bound",
     )
     rollout_timeout_seconds: float = Field(default=60.0, gt=0, description="seconds a rollout may take")
     max_attempts: int = Field(default=3, ge=1, description="attempts per rollout while the infrastructure fails")

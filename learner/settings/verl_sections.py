@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from lightningbus.learner.settings.algorithm import ActorSettings, LoraSettings, OptimSettings
-from lightningbus.learner.settings.engine import EngineSettings, Precision
+from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.schemas.weights.dtypes import Dtype
 
 BATCHES = "the learner divides its batches itself, by actor.ppo_max_token_len_per_gpu"
 FROM_MODEL_PATH = "verl reads it from model_path"
@@ -63,8 +64,7 @@ def _optim(where: str, place: str) -> Section:
 ENGINE = Section(
     "verl.engine",
     "FSDPEngineConfig",
-    named=_same("engine", EngineSettings)
-    | dict.fromkeys(("mixed_precision.param_dtype", "dtype"), "engine.param_dtype"),
+    named=_same("engine", EngineSettings) | {"mixed_precision.param_dtype": "engine.dtype"},
     refused={
         "strategy": "the learner makes checkpoints, metrics and learning rates with fsdp2 alone (docs/scale.md)",
         "forward_only": "the learner sets it for the frozen reference",
@@ -81,7 +81,7 @@ ENGINE = Section(
         "infer_max_token_len_per_gpu": BATCHES,
         "infer_micro_batch_size_per_gpu": BATCHES,
     },
-    types={"mixed_precision": dict[Literal["reduce_dtype", "buffer_dtype"], Precision]},
+    types={"mixed_precision": dict[Literal["reduce_dtype", "buffer_dtype"], Dtype]},
 )
 MODEL = Section(
     "verl.model",

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from lightningbus.schemas.weights.dtypes import AUTO, Dtype
 from lightningbus.schemas.weights.events import TransportName
 
 S3_PLACE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*/?")
@@ -94,10 +95,16 @@ class WeightSettings(BaseModel):
     location: str = Field(
         default="", description="place of the weight files. transport file: the directory; s3: s3://bucket/prefix"
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto",
-        description="number format to which published versions are rounded; auto: that of the model's files. The "
-        "learner and its checkpoints keep float32",
+    dtype: Dtype | Literal["auto"] = Field(
+        default=AUTO,
+        description="number format of the policy: published versions are rounded to it, and so is what the learner "
+        "computes at; the optimiser and checkpoints keep float32. auto: the nodes' dtype in a run file, else that of "
+        "the model's files, and bfloat16 for float32 files on a GPU",
+    )
+    merge_adapters: bool = Field(
+        default=True,
+        description="whether nodes add LoRA adapters to the weights and round the sum, which the learner then computes "
+        "at; where it is not set, a run file's inference.lora decides",
     )
     full_interval: int = Field(
         default=10,

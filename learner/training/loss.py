@@ -17,6 +17,7 @@ from lightningbus.learner.settings.own_function import OwnFunction
 from lightningbus.learner.settings.verl_fields import read_fields
 from lightningbus.learner.settings.verl_sections import ACTOR, POLICY_LOSS
 from lightningbus.learner.training.effective_sample import EffectiveSample
+from lightningbus.learner.training.fresh_tokens import FRESH, FreshTokens
 from lightningbus.learner.training.own_loss import LOSS_SETTING, compute_own_loss
 from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
@@ -58,12 +59,13 @@ def policy_loss(
     data: Any,
     dp_group: Any = None,
     effective_sample: EffectiveSample | None = None,
+    fresh_tokens: FreshTokens | None = None,
 ) -> tuple[Any, Any]:
     """Compute loss and metrics of one micro-batch: policy loss, KL to the reference, and entropy.
 
     ``data`` holds, per token, ``segments``, ``old_log_probs``, ``advantages``, ``weights`` (of the token in the sum),
     ``importance`` (its factor in the policy loss alone) and with a KL loss ``ref_log_prob``. The ratios of tokens that
-    can have a gradient are added to ``effective_sample``.
+    can have a gradient are added to ``effective_sample``, and those of tokens that are `FRESH` to ``fresh_tokens``.
     """
     from verl.trainer.ppo.core_algos import kl_penalty
 
@@ -78,6 +80,9 @@ def policy_loss(
         if has_no_gradient_at_zero(settings):
             counts = counts & (segments.field(data, "advantages") != 0)
         effective_sample.add((log_probs - segments.field(data, "old_log_probs"))[counts])
+    if fresh_tokens is not None:
+        is_fresh = segments.mask & (segments.field(data, FRESH) > 0)
+        fresh_tokens.add((log_probs - segments.field(data, "old_log_probs"))[is_fresh])
     compute = _own_loss if is_import_path(actor.policy_loss) and not is_reinforce(settings) else _verl_loss
     loss, loss_metrics = compute(settings, segments, log_probs, data)
     metrics = {**loss_metrics, "actor/pg_loss": sum_metric(loss)}

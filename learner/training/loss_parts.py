@@ -7,6 +7,7 @@ from lightningbus.learner.engine.policy_engine import TOP_LOG_PROBS
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.effective_sample import EffectiveSample
+from lightningbus.learner.training.fresh_tokens import FreshTokens
 from lightningbus.learner.training.loss import has_no_gradient_at_zero, policy_loss, sum_metric
 from lightningbus.learner.training.teacher_loss import teacher_loss
 from lightningbus.learner.training.token_weights import CE, KL, PREFERENCE, RL, select_tokens
@@ -18,6 +19,7 @@ def step_loss(
     data: Any,
     dp_group: Any = None,
     effective_sample: EffectiveSample | None = None,
+    fresh_tokens: FreshTokens | None = None,
 ) -> tuple[Any, Any]:
     """Compute loss and metrics of one micro-batch: the policy loss and, where ``data`` has their weights, other parts.
 
@@ -26,7 +28,7 @@ def step_loss(
     keeps it until the last micro-batch.
     """
     coefficients = settings.loss_weights
-    policy, metrics = policy_loss(settings, model_output, data, dp_group, effective_sample)
+    policy, metrics = policy_loss(settings, model_output, data, dp_group, effective_sample, fresh_tokens)
     loss, log_probs, fields = coefficients.rl * policy, model_output["log_probs"].values(), set(data.keys())
     if CE in fields:
         imitation = imitation_loss(log_probs, data, CE)

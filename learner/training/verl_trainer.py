@@ -16,6 +16,7 @@ from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.adapters import check_targets, lora_state_dict
 from lightningbus.learner.engine.engines import make_engine
 from lightningbus.learner.engine.gpu_defaults import set_gpu_defaults
+from lightningbus.learner.engine.number_formats import choose_formats
 from lightningbus.learner.engine.verl_checks import check_engine
 from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
 from lightningbus.learner.model_check.check import as_model_check_error, check_model
@@ -30,6 +31,7 @@ from lightningbus.learner.training.effective_sample import (
     ess_scale,
     scaled_learning_rate,
 )
+from lightningbus.learner.training.fresh_tokens import FRESH, FreshTokens, compare_fresh, find_fresh
 from lightningbus.learner.training.joined_rows import JoinedRows, join_rows
 from lightningbus.learner.training.loss import (
     actor_config,
@@ -92,13 +94,13 @@ class VerlTrainer:
             shares_prefixes=bool(settings.engine.share_prefixes),
         )
         self._train = replace(self._forward, entropy=True)
-        precision = settings.engine.choose_precision(device == "cuda")
-        self._is_float32, has_loss_scale = precision == "fp32", precision == "fp16"
+        formats = choose_formats(settings, device)
+        self._is_exact, has_loss_scale = formats.is_exact, formats.computation == "float16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
         with as_model_check_error():
             self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
-            self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
+            self._engine, served_dtype(settings.model_path, formats.weights), is_writer=self.group.rank == 0
         )
         self._has_adapters = settings.lora.lora_rank > 0
         if self._has_adapters:
@@ -140,11 +142,13 @@ class VerlTrainer:
         sampled = [row.restrict(factor != 0) for row, factor in zip(sequences, factors[RL], strict=True)]
         segments = Segments(sampled)
         behavior = [sequence.logprobs for sequence in sequences]
+        fresh = [find_fresh(row, batch.version) for row in sampled]
         correction, metrics = leave_uncorrected(behavior, segments), dict[str, float]()
         is_needed, current = needs_log_probs(settings), None
         is_due = is_needed or self._num_steps % settings.actor.old_log_prob_interval == 0
         if is_due and any(row.num_tokens for row in sampled):
             current = self._infer(self._engine, sequences, "log_probs")
+            metrics |= compare_fresh(settings.actor, current, behavior, fresh)
             correction = apply_rollout_correction(current, behavior, segments, settings)
             metrics |= correction.metrics
         fields: dict[str, Sequence[NDArray[Any]]] = {
@@ -154,6 +158,9 @@ class VerlTrainer:
             "advantages": [batch.token_advantages(sequence) for sequence in sequences],
             **factors,
         }
+        fresh_tokens = FreshTokens(settings.actor) if current is None else None
+        if fresh_tokens is not None:
+            fields[FRESH] = fresh
         compared = self._compare(batch, fields)
         if KL in factors:
             fields |= make_teacher_fields(sequences, fields)
@@ -167,7 +174,9 @@ class VerlTrainer:
         if current is not None and (is_needed or not settings.has_single_update):
             chosen = find_tokens_with_gradient(settings, sampled, fields["advantages"])
             ess = effective_sample_size(current, behavior, chosen)
-        metrics |= self._update_all(batch, TokenInputs(sequences, fields), ess)
+        metrics |= self._update_all(batch, TokenInputs(sequences, fields), ess, fresh_tokens)
+        if fresh_tokens is not None:
+            metrics |= fresh_tokens.gather(self.group)
         return {**metrics, **compared, "actor/lr": self._step_scheduler()}
 
     @_collective
@@ -189,7 +198,7 @@ class VerlTrainer:
         if check.log_probs is not None:
             with as_model_check_error():
                 log_probs = self._infer(self._engine, check.rows, "log_probs", in_training_mode=True)
-            check.verify(log_probs, is_float32=self._is_float32)
+            check.verify(log_probs, is_float32=self._is_exact)
         return ModelProbe(check.rows, check.engine_tolerance)
 
     @_collective
@@ -240,15 +249,21 @@ class VerlTrainer:
         fields[PREFERENCE] = spread_weights(batch.sequences, weights)
         return metrics
 
-    def _update_all(self, batch: Batch, inputs: TokenInputs, ess: float | None) -> dict[str, float]:
+    def _update_all(
+        self, batch: Batch, inputs: TokenInputs, ess: float | None, fresh_tokens: FreshTokens | None
+    ) -> dict[str, float]:
         """Make every optimiser step of a training step; return the means of their metrics.
+
+        The first of them, before the weights have moved, adds its tokens to ``fresh_tokens``.
 
         Raises `LearnerError` as `SkippedSteps.check`.
         """
         actor = self._settings.actor
         mini_batches = split_mini_batches(batch, actor.ppo_mini_batch_size)
         parts = [self._select(batch, inputs, indices) for indices in mini_batches]
-        updates = [self._update(rows, ess) for _ in range(actor.ppo_epochs) for rows in parts]
+        updates: list[dict[str, float]] = []
+        for rows in parts * actor.ppo_epochs:
+            updates.append(self._update(rows, ess, None if updates else fresh_tokens))
         for warning in self._skipped_steps.check(updates):
             if self.group.rank == 0:
                 log.warning("%s", warning)
@@ -265,7 +280,7 @@ class VerlTrainer:
             return rows
         return rows.select(find_rows_with_gradient(self._settings, rows.fields))
 
-    def _update(self, inputs: TokenInputs, ess: float | None) -> dict[str, float]:
+    def _update(self, inputs: TokenInputs, ess: float | None, fresh_tokens: FreshTokens | None) -> dict[str, float]:
         """Make one optimiser step on a mini-batch; return metrics over all ranks.
 
         ``ess``: effective sample size of the training step; None: that of this update counts.
@@ -277,18 +292,18 @@ class VerlTrainer:
         if self._critic is not None:
             metrics |= self._critic.train(batch.copy())
         if self._critic is None or self._num_steps >= self._settings.critic.warmup:
-            metrics |= self._update_policy(batch.copy(), ess)
+            metrics |= self._update_policy(batch.copy(), ess, fresh_tokens)
         counts = self._engine.is_mp_src_rank_with_outputs()
         return self.group.mean({name: _to_float(value) for name, value in metrics.items()} if counts else None)
 
-    def _update_policy(self, batch: Any, ess: float | None) -> dict[str, Any]:
+    def _update_policy(self, batch: Any, ess: float | None, fresh_tokens: FreshTokens | None) -> dict[str, Any]:
         settings, sample = self._settings, EffectiveSample(self.group)
         bound = settings.algorithm.rollout_correction.ess_bound
 
         def read_scale() -> float:
             return ess_scale(sample.share if ess is None else ess, bound)
 
-        loss = partial(step_loss, settings, effective_sample=sample if ess is None else None)
+        loss = partial(step_loss, settings, effective_sample=sample if ess is None else None, fresh_tokens=fresh_tokens)
         with self._engine.train_mode(), scaled_learning_rate(self._engine, read_scale):
             out = self._engine.train_batch(batch, loss)
         metrics = name_grad_norm(out["metrics"], "actor")

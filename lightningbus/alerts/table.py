@@ -19,6 +19,11 @@ NUM_STEPS, MIN_ROLLOUTS, MAX_GAP = 50, 200, 0.1
 tenth may be below that of all."""
 NUM_FAILED_STEPS, MIN_FAILED_ROLLOUTS, MAX_FAILED = 10, 64, 0.1
 """Newest training steps whose failed rollouts are counted; rollouts of them; and the share that may fail."""
+MIN_FRESH_TOKENS, MAX_CLIPPED_SHARE = 64, 0.02
+"""Fresh tokens of a step from which engine and learner are compared, and the share of them whose ratio may be clipped:
+rounding clips 0.5 % of a 16-bit engine's."""
+STOP_CLIPPED_SHARE, MAX_APART_STEPS = 0.1, 3
+"""Share of clipped fresh tokens with which so many steps in a row end the learner."""
 FULL = 0.75
 """Share of a stream's bound at which room is made; a learner writes checkpoints of its own from 0.5 on."""
 
@@ -113,6 +118,14 @@ ALERT_RULES = {
     "groups_rejected": AlertRule(
         "learner, in its status", "Groups in a row give nothing to train on.", "as many as may be under way",
         "{findings}: they are tried one by one now",
+    ),
+    "policies_apart": AlertRule(
+        "learner, in its status", "Engine and learner differ on tokens that the newest version sampled.",
+        f"{MAX_CLIPPED_SHARE:.0%} of at least {MIN_FRESH_TOKENS} tokens clipped, by three standard deviations; the "
+        f"learner ends at {STOP_CLIPPED_SHARE:.0%} in {MAX_APART_STEPS} steps in a row",
+        "engine and learner compute different policies: in step {step}, {share:.1%} of the tokens that the newest "
+        "version sampled have a clipped ratio (k3 {k3:.2g} nats). Give inference.dtype, learner.weights.dtype and "
+        "learner.engine.dtype one number format, or set algorithm.rollout_correction.bypass_mode: false",
     ),
     "messages_lost": AlertRule(
         "learner", "The bus has lost messages.", "1",

@@ -118,7 +118,7 @@ def test_ways_to_save_memory_and_time_leave_the_gradient_as_it_is(
 def test_what_is_unset_is_the_same_for_the_plan_and_for_the_engine(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool
 ) -> None:
-    """On a GPU bf16 with checkpointing, else neither; what is set is kept."""
+    """On a GPU bfloat16 with checkpointing, else neither; what is set is kept."""
     cpu_platform.select_platform()
     from verl.workers.engine import EngineRegistry
 
@@ -129,18 +129,19 @@ def test_what_is_unset_is_the_same_for_the_plan_and_for_the_engine(
         raise InterruptedError
 
     monkeypatch.setattr(EngineRegistry, "new", look)
-    for engine in ({}, {"enable_gradient_checkpointing": not on_gpu, "param_dtype": "fp16"}):
-        settings = settings_for(model_path, engine=engine)
+    for engine in ({}, {"enable_gradient_checkpointing": not on_gpu, "dtype": "float16"}):
+        settings = settings_for(model_path, engine=engine, weights={"dtype": "float16"} if engine else {})
         with pytest.raises(InterruptedError):
             make_engine(settings, "cuda" if on_gpu else "cpu", settings.actor.optim)
         plan = training_shape(settings, 1, on_gpu)
         assert plan.checkpointing == seen["model_config"].enable_gradient_checkpointing == (on_gpu != bool(engine))
         dtype = seen["engine_config"].mixed_precision["param_dtype"]
-        assert dtype == ("fp16" if engine else "bf16" if on_gpu else "fp32") and plan.compute_bytes == BYTES[dtype]
+        assert dtype == ("float16" if engine else "bfloat16" if on_gpu else "float32")
+        assert plan.compute_bytes == BYTES[dtype]
 
 
-def test_bf16_computes_close_to_fp32(start: Callable[..., VerlTrainer]) -> None:
-    plain, other = start(), start(engine={"param_dtype": "bf16"})
+def test_bfloat16_computes_close_to_float32(start: Callable[..., VerlTrainer]) -> None:
+    plain, other = start(), start(engine={"dtype": "bfloat16"}, weights={"dtype": "bfloat16"})
     batch = batch_of(plain, sampled_by(plain, conversations(), shift=0.0))
     differences = [
         item - values

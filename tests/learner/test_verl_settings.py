@@ -16,7 +16,12 @@ from lightningbus.learner.training.loss import actor_config
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from tests.learner.conftest import settings_for
 
-SAMPLES = {"betas": [0.8, 0.85], "mixed_precision": {"buffer_dtype": "bf16"}, "external_lib": "json", "use_shm": False}
+SAMPLES = {
+    "betas": [0.8, 0.85],
+    "mixed_precision": {"buffer_dtype": "bfloat16"},
+    "external_lib": "json",
+    "use_shm": False,
+}
 """Values of fields whose type does not tell one, or whose work would stay on this machine."""
 
 
@@ -115,7 +120,7 @@ def _setting_names(model: Any, prefix: str = "") -> Iterator[str]:
     [
         ({"engine": {"reshard": False}}, r"verl\.engine\.reshard: .* nearest: reshard_after_forward, "),
         ({"engine": {"fsdp_size": 2}}, r"it has a setting of its own, engine\.fsdp_size"),
-        ({"engine": {"mixed_precision": {"param_dtype": "fp16"}}}, r"mixed_precision\.param_dtype .* engine\.param_d"),
+        ({"engine": {"mixed_precision": {"param_dtype": "float16"}}}, r"mixed_precision\.param_dtype .* engine\.dtype"),
         ({"engine": {"mixed_precision": {"buffer_dtype": "fp8"}}}, r"buffer_dtype: Input should be .*, not 'fp8'"),
         ({"engine": {"forward_prefetch": "often"}}, r"verl\.engine\.forward_prefetch: .* boolean.*, not 'often'"),
         ({"model": {"override_config": {"attn_implementation": "sdpa"}}}, r"engine\.attn_implementation"),

@@ -14,7 +14,7 @@ from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
-from lightningbus.run.preflight.learner_checks import check_functions, check_learner
+from lightningbus.run.preflight.learner_checks import check_formats, check_functions, check_learner
 from lightningbus.run.preflight.memory_check import Target, check_memory
 from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.preflight.port_checks import check_ports
@@ -117,6 +117,7 @@ def run_checks(
         yield from check_model(path, nodes, learners, is_here=is_here)
     for learner in job.learners:
         yield from check_learner(learner, target)
+        check_formats(learner, settings.inference, target)
         yield from check_memory(learner, settings.inference, target)
         if loads_models:
             yield from check_computation(learner, target, settings.inference if starts_engine else None)

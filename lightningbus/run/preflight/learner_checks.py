@@ -4,12 +4,14 @@ import copy
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.batching.credit import resolve_credit_fn
 from lightningbus.learner.demonstration_files import read_demonstrations
+from lightningbus.learner.engine.number_formats import choose_formats
 from lightningbus.learner.engine.verl_checks import check_device, check_optimizers, check_ranks
 from lightningbus.learner.preference_files import read_preferences
 from lightningbus.learner.selection.task_sets import list_credits
@@ -17,7 +19,9 @@ from lightningbus.learner.settings.import_path import is_import_path, resolve_fu
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.memory_check import Target
+from lightningbus.run.settings.served_policy import find_roundings
 from lightningbus.schemas.text import shorten_line
+from lightningbus.schemas.weights.dtypes import read_dtype
 
 
 def check_functions(learner: LearnerSettings) -> None:
@@ -42,6 +46,16 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
         _check(learner, check_optimizers, learner)
     else:
         yield from _check_optimizers_elsewhere(learner)
+
+
+def check_formats(learner: LearnerSettings, nodes: Sequence[InferenceSettings], target: Target) -> None:
+    """Check that nodes serve the weights that the learner computes at; raises `UserError` otherwise."""
+    device, _ = find_device(target)
+    _check(learner, choose_formats, learner, device)
+    serving = [node for node in nodes if learner.model in node.models]
+    stored = read_dtype(learner.model_path)
+    if sentence := next(find_roundings(learner, serving, stored, on_gpu=device == "cuda"), None):
+        raise UserError(f"{learner.model}: {sentence}")
 
 
 def check_adapters(learner: LearnerSettings, model: Any) -> None:

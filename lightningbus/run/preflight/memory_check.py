@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightningbus.inference.settings import InferenceSettings
@@ -16,14 +16,16 @@ from lightningbus.learner.engine.memory_plan import (
     host_bytes,
     plan_memory,
 )
+from lightningbus.learner.engine.number_formats import choose_formats
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.correction import needs_log_probs
 from lightningbus.run.errors import UserError
 from lightningbus.schemas.text import shorten_line
+from lightningbus.schemas.weights.dtypes import Dtype
 
 GIB = 2**30
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 VLLM_SHARE = 0.92
 """Default of vLLM's --gpu-memory-utilization."""
 
@@ -66,6 +68,7 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
 def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> TrainingShape:
     """Return the figures of a learner with ``num_ranks`` ranks that its memory and time depend on."""
     engine, lora_rank = learner.engine, learner.lora.lora_rank
+    formats = choose_formats(learner, "cuda" if has_gpu else "cpu")
     param_bytes = BYTES[engine.model_dtype]
     return TrainingShape(
         num_ranks=num_ranks,
@@ -77,7 +80,7 @@ def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> T
         checkpointing=engine.is_checkpointing(has_gpu),
         offload_policy=engine.offload_policy,
         param_bytes=param_bytes,
-        compute_bytes=BYTES[engine.choose_precision(has_gpu)],
+        compute_bytes=BYTES[formats.computation],
         optimizer_bytes=_optimizer_bytes(learner.verl.optimizer.name, param_bytes),
         has_foreach_optimizer=has_gpu,
         lora_rank=lora_rank,

@@ -43,6 +43,7 @@ from lightningbus.run.run_directory.discovery import (
 from lightningbus.run.run_directory.recorded_settings import record_settings
 from lightningbus.run.settings.hub_models import check_model_directories
 from lightningbus.run.settings.run_file import BusSettings, RunSettings
+from lightningbus.run.settings.served_policy import follow_nodes
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.trackers.run_trackers import follow_run
@@ -271,7 +272,7 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
     for name, learner in zip(learner_names(settings), settings.all_learners, strict=True):
         checkpoints = where / "checkpoints"
         placed = _with_defaults(
-            learner,
+            follow_nodes(learner, settings.inference),
             checkpoint_dir=checkpoints / learner.model if settings.learners else checkpoints,
             run=settings.name,
             task_model=settings.main_model,
@@ -281,7 +282,7 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
     if settings.auditor is not None:
         as_nodes = next(
             (
-                {"engine_dtype": node.dtype, "kv_cache_on_swap": node.kv_cache_on_swap, "frozen": node.frozen}
+                {"engine_dtype": node.engine_dtype, "kv_cache_on_swap": node.kv_cache_on_swap, "frozen": node.frozen}
                 for node in settings.inference
                 if settings.auditor.model in node.models
             ),
