@@ -66,7 +66,7 @@ def test_hidden_tests_pass_once_the_bug_is_mended_and_code_that_ends_early_passe
     directory = project / "workspaces" / "hidden" / repair.name
     assert repair.source != repair.right
     assert grade(directory, repair.right, repair) == {"tests_passed": 1.0, "solved": 1.0}
-    assert grade(directory, repair.source, repair)["solved"] == 0.0
+    assert grade(directory, repair.source, repair) == {"tests_passed": 0.0, "solved": 0.0}, "untouched"
     assert grade(directory, "import os\nos._exit(0)\n", repair) == {"tests_passed": 0.0, "solved": 0.0}
 
 
@@ -78,7 +78,7 @@ async def test_a_rollout_of_a_project_is_graded_in_its_sandbox(
     monkeypatch.chdir(write_project("codex", tmp_path / "coder"))
     program = Path("agent/node_modules/.bin/codex")
     program.parent.mkdir(parents=True)
-    program.write_text("#!/bin/sh\nls ..; cat /workspace/hidden/*; sed -i s_//_/_ averages.py\n")
+    program.write_text("#!/bin/sh\nls ..; cat /workspace/hidden/*; sed -i s_//_/_ averages.py; true\n")
     program.chmod(0o755)
     settings = yaml.safe_load(Path("run.yaml").read_text())["runners"][0]
     tasks = load_tasks(Path("tasks.jsonl"))[:2]
@@ -91,6 +91,26 @@ async def test_a_rollout_of_a_project_is_graded_in_its_sandbox(
         "averages": {"tests_passed": 1.0, "solved": 1.0},
         "pages": {"tests_passed": 0.0, "solved": 0.0},
     }, [batch.end for batch in batches]
+
+
+@pytest.mark.skipif(bool(BUBBLEWRAP), reason=BUBBLEWRAP)
+@pytest.mark.parametrize("name", ["claude-code", "codex", "opencode"])
+async def test_a_program_that_fails_is_an_error_with_its_last_lines(
+    name: str, bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option that the installed version does not know ends it before its first call."""
+    monkeypatch.chdir(write_project(name, tmp_path / "coder"))
+    program = Path("agent/node_modules/.bin") / {"claude-code": "claude"}.get(name, name)
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho starting; echo 'error: unknown option --model' >&2; exit 2\n")
+    program.chmod(0o755)
+    settings = yaml.safe_load(Path("run.yaml").read_text())["runners"][0]
+    (first, *_) = load_tasks(Path("tasks.jsonl"))
+    async with running(bus, **{**settings, "concurrency": 1}):
+        await TaskPublisher(bus).publish_task(task(id=first.id, input=first.input))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "agent_error" and batch.end.reward is None
+    assert "ended with 2" in batch.end.error and "error: unknown option --model" in batch.end.error
 
 
 REPAIR = "sed -i s_//_/_ averages.py"

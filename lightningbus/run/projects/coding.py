@@ -70,6 +70,7 @@ def render_coding_project(name: str) -> dict[str, str]:
         files[f"workspaces/{repair.name}/{repair.name}.py"] = repair.source
         hidden = f"workspaces/hidden/{repair.name}/hidden"
         files[f"{hidden}/tests_of_task.py"] = repair.tests
+        files[f"{hidden}/original/{repair.name}.py"] = repair.source
         files[f"{hidden}/run_hidden.py"] = _read("run_hidden.py")
     return files
 

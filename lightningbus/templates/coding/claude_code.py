@@ -10,6 +10,8 @@ from pathlib import Path
 PROGRAM = Path(__file__).with_name("node_modules") / ".bin" / "claude"
 VARIABLES = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_TELEMETRY": "1"}
 """It reaches nothing but the model."""
+NUM_LINES = 10
+"""Last lines of what a failed program printed that its error shows."""
 
 
 def solve(task: dict) -> dict:
@@ -24,4 +26,7 @@ def solve(task: dict) -> dict:
         text=True,
         errors="replace",
     )
-    return {"status": done.returncode, "printed": done.stdout[-2000:]}
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()[-NUM_LINES:]
+        raise RuntimeError("\n".join([f"{PROGRAM.name} ended with {done.returncode}", *lines]))
+    return {"printed": done.stdout[-2000:]}

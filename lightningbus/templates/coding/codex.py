@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("node_modules") / ".bin" / "codex"
+NUM_LINES = 10
+"""Last lines of what a failed program printed that its error shows."""
 
 
 def solve(task: dict) -> dict:
@@ -17,4 +19,7 @@ def solve(task: dict) -> dict:
     command = [PROGRAM, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "policy"]
     command += ["-c", 'model_provider="runner"', "-c", f"model_providers.runner={provider}", task["prompt"]]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    return {"status": done.returncode, "printed": done.stdout[-2000:]}
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()[-NUM_LINES:]
+        raise RuntimeError("\n".join([f"{PROGRAM.name} ended with {done.returncode}", *lines]))
+    return {"printed": done.stdout[-2000:]}

@@ -11,6 +11,8 @@ from pathlib import Path
 PROGRAM = Path(sys.executable).with_name("mini")
 VARIABLES = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"}
 """It neither asks for its set-up nor looks up what the model costs."""
+NUM_LINES = 10
+"""Last lines of what a failed program printed that its error shows."""
 
 
 def solve(task: dict) -> dict:
@@ -22,4 +24,7 @@ def solve(task: dict) -> dict:
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
     )
-    return {"status": done.returncode, "printed": done.stdout[-2000:]}
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()[-NUM_LINES:]
+        raise RuntimeError("\n".join([f"{PROGRAM.name} ended with {done.returncode}", *lines]))
+    return {"printed": done.stdout[-2000:]}

@@ -18,6 +18,8 @@ VARIABLES = {
 """It reaches nothing but the model."""
 MAX_CONTEXT, MAX_ANSWER = 32768, 4096
 """Tokens of the engine's context, and those that an answer may take of it."""
+NUM_LINES = 10
+"""Last lines of what a failed program printed that its error shows."""
 
 
 def solve(task: dict) -> dict:
@@ -41,4 +43,7 @@ def solve(task: dict) -> dict:
         text=True,
         errors="replace",
     )
-    return {"status": done.returncode, "printed": done.stdout[-2000:] + done.stderr[-2000:]}
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()[-NUM_LINES:]
+        raise RuntimeError("\n".join([f"{PROGRAM.name} ended with {done.returncode}", *lines]))
+    return {"printed": done.stdout[-2000:] + done.stderr[-2000:]}

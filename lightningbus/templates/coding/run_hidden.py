@@ -1,4 +1,6 @@
-"""Runs each hidden test in a process of its own, and writes the share that passed.
+"""Runs each hidden test in a process of its own, and writes the share that passed of those that asked for a change.
+
+Tests that the untouched repository passes count for `solved` alone: a repository that an agent left as it was earns 0.
 
 This program imports none of the code that it tests. A test has passed once its process says the word that it was given,
 so code that ends its process early passes none. Bytecode that an agent left
@@ -15,6 +17,8 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).with_name("tests_of_task.py")
+ORIGINAL = Path(__file__).with_name("original")
+"""The repository as the agent found it."""
 SECONDS = 10
 ONE_TEST = """
 import runpy, sys
@@ -25,12 +29,12 @@ sys.stdout.write("\\n" + word)
 """
 
 
-def passes(name: str) -> bool:
-    """Run one test; a test that hangs has failed."""
+def passes(name: str, repository: Path) -> bool:
+    """Run one test of a repository; a test that hangs has failed."""
     word = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as cache:
         options = ["-I", "-X", f"pycache_prefix={cache}"]
-        command = [sys.executable, *options, "-c", ONE_TEST, str(TESTS), name, str(Path.cwd())]
+        command = [sys.executable, *options, "-c", ONE_TEST, str(TESTS), name, str(repository)]
         try:
             done = subprocess.run(
                 command, input=f"{word}\n", stdout=subprocess.PIPE, text=True, errors="replace", timeout=SECONDS
@@ -42,5 +46,7 @@ def passes(name: str) -> bool:
 
 functions = [node.name for node in ast.parse(TESTS.read_text()).body if isinstance(node, ast.FunctionDef)]
 names = [name for name in functions if name.startswith("test_")]
-share = sum(map(passes, names)) / len(names)
-Path(os.environ["RESULT_FILE"]).write_text(json.dumps({"tests_passed": share, "solved": float(share == 1)}))
+passed = {name for name in names if passes(name, Path.cwd())}
+asked = [name for name in names if not passes(name, ORIGINAL)] or names
+rewards = {"tests_passed": len(passed.intersection(asked)) / len(asked), "solved": float(len(passed) == len(names))}
+Path(os.environ["RESULT_FILE"]).write_text(json.dumps(rewards))
