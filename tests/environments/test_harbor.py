@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
+from lightningbus.run.projects.harbor_trials import HarborTrials
 from tests.environments.conftest import play, write_environment
 from tests.lightningbus.test_cli import run, says
 from tests.runners.test_containers import docker
@@ -145,10 +146,28 @@ def test_a_task_that_no_workspace_can_have_is_refused_with_the_reason(
         make_task(tmp_path / "tasks" / name)
     make_task(tmp_path / "tasks" / "c", **changes)
     arguments = ("env", f"harbor:{tmp_path / 'tasks'}", "--out", tmp_path / "out")
-    sentence = says(run(*arguments))
-    assert "c cannot run by bubblewrap: " in sentence and reason in sentence
-    assert sentence.endswith("--arg skip=true leaves out such tasks") and not (tmp_path / "out").exists()
-    assert run(*arguments, "--arg", "skip=true").stdout.startswith("1 tasks and 1 held-out ones in ")
+    done = run(*arguments)
+    row, sentence = done.stderr.splitlines()
+    assert row.startswith("c  ") and reason in row
+    assert sentence == "lightningbus: 1 of the tasks cannot run by bubblewrap: --arg skip=true leaves them out"
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    skipped = run(*arguments, "--arg", "skip=true")
+    assert skipped.stdout.startswith("1 tasks and 1 held-out ones in ") and skipped.stderr.splitlines() == [row]
+    assert not list(tmp_path.glob(".out*")), "nothing is left beside the directory"
+
+
+def test_a_command_that_was_stopped_goes_on_with_the_tasks_that_it_has_not_tried(tmp_path: Path) -> None:
+    """The trials of an earlier command are on file; a changed task is tried again."""
+    folders = [make_task(tmp_path / "tasks" / name) for name in ("a", "b", "c")]
+    (folders[2] / "tests" / "test.sh").write_text("uvx pytest\n")
+    trials = HarborTrials(tmp_path / "trials.json", "{}")
+    trials.record(folders[0], "")
+    trials.record(folders[2], "no uvx")
+    again = HarborTrials(tmp_path / "trials.json", "{}")
+    assert [again.find(folder) for folder in folders] == ["", None, "no uvx"]
+    assert HarborTrials(tmp_path / "trials.json", '{"provider": "docker"}').find(folders[0]) is None
+    (folders[0] / "instruction.md").write_text("Another task.")
+    assert again.find(folders[0]) is None
 
 
 @pytest.mark.skipif(not HARBOR.exists(), reason="HARBOR_PYTHON")

@@ -1,12 +1,13 @@
 """A directory with Harbor's tasks: tasks in workspaces, graded by their own tests, and a shell as their agent."""
 
 import asyncio
-import itertools
 import json
 import math
+import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from lightningbus.run.projects.environment_directory import (
     render_run_file,
 )
 from lightningbus.run.projects.harbor_task import HIDDEN, HarborTaskError, convert_task
+from lightningbus.run.projects.harbor_trials import HarborTrials
 from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
 from lightningbus.run.settings.run_file import validate_settings
 from lightningbus.runners.agent.executors import AgentError
@@ -47,7 +49,7 @@ class HarborArguments(BaseModel):
     image: str = "python:3.12-slim"
     """Image of containers; with ``{name}`` it is one for each task, built by its Dockerfile."""
     skip: bool = False
-    """Leave out tasks that no workspace can have, instead of refusing them all."""
+    """Leave out tasks that no workspace can have, instead of refusing all tasks."""
 
 
 def write_harbor(
@@ -55,7 +57,8 @@ def write_harbor(
 ) -> tuple[int, int]:
     """Write the directory, whole or not at all; return the numbers of training and held-out tasks.
 
-    Raises `UserError` where there is no task, or one that no workspace can have.
+    Several tasks are tried at once; a command that was stopped goes on with those that it has not tried. Raises
+    `UserError` where there is no task, or some that no workspace can have.
     """
     arguments = validate_settings(HarborArguments, spec.arguments, "--arg")
     folders = sorted(file.parent for pattern in ("task.toml", "*/task.toml") for file in Path(spec.name).glob(pattern))
@@ -63,11 +66,19 @@ def write_harbor(
         raise UserError(f"{spec.name} has no task.toml, nor has a directory in it")
     if not is_vacant(directory):
         raise UserError(f"{directory} is there already: choose another --out")
+    trials = HarborTrials(
+        directory.with_name(f".{directory.name}.trials.json"), arguments.model_dump_json(exclude={"skip"})
+    )
     with written_beside(directory) as draft:
         (draft / "agent").mkdir()
         agent = resources.files("lightningbus.templates") / "harbor" / "agent.py"
         (draft / "agent" / "agent.py").write_text(agent.read_text("utf-8"), "utf-8")
-        lines = list(itertools.islice(_convert(folders, draft, arguments), limit))
+        lines, reasons = asyncio.run(_convert_all(folders, draft, arguments, trials, limit))
+        if reasons:
+            print(describe_reasons(reasons), file=sys.stderr)
+        if reasons and not (arguments.skip and lines):
+            advice = "--arg skip=true leaves them out" if lines else "there is no other"
+            raise UserError(f"{len(reasons)} of the tasks cannot run by {arguments.provider}: {advice}")
         (draft / TASKS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         hold_out(spec, draft, num_heldout)
         workspace = make_workspace(arguments, directory, name_image(arguments, lines[0]["id"]))
@@ -75,7 +86,9 @@ def write_harbor(
         if arguments.provider == "bubblewrap":
             runner["python_executable"] = str(spec.python)
         (draft / RUN_FILE).write_text(render_run_file(spec, directory, model_path, runner))
-        return len(load_tasks(draft / TASKS)), len(load_tasks(draft / HELDOUT))
+        sizes = len(load_tasks(draft / TASKS)), len(load_tasks(draft / HELDOUT))
+    trials.forget()
+    return sizes
 
 
 def name_image(arguments: HarborArguments, name: str) -> str:
@@ -89,22 +102,55 @@ def make_workspace(arguments: HarborArguments, directory: Path, image: str) -> d
     return workspace if arguments.provider == "bubblewrap" else {**workspace, "image": image}
 
 
-def _convert(folders: Sequence[Path], draft: Path, arguments: HarborArguments) -> Iterator[dict[str, Any]]:
-    """Yield the lines of tasks that passed their trials; raise `UserError` at one that may not be left out."""
-    sources = draft / WORKSPACES
-    for folder in folders:
-        image = name_image(arguments, folder.name)
-        try:
-            own_image = image if "{name}" in arguments.image else ""
-            line, solve = convert_task(folder, sources, own_image, arguments.provider != "bubblewrap")
-            asyncio.run(_try_task(line["input"], solve, folder, make_workspace(arguments, draft, image)))
-            yield line
-        except HarborTaskError as error:
-            for path in (sources / folder.name, sources / HIDDEN / folder.name):
-                shutil.rmtree(path, ignore_errors=True)
-            if not arguments.skip:
-                reason = f"{folder.name} cannot run by {arguments.provider}: {error}"
-                raise UserError(f"{reason}; --arg skip=true leaves out such tasks") from None
+async def _convert_all(
+    folders: Sequence[Path], draft: Path, arguments: HarborArguments, trials: HarborTrials, limit: int | None
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the lines of the first ``limit`` tasks that passed their trials, and why each other one cannot run."""
+    lines: list[dict[str, Any]] = []
+    reasons: dict[str, str] = {}
+    num_at_once = os.cpu_count() or 1
+    for start in range(0, len(folders), num_at_once):
+        batch = folders[start : start + num_at_once]
+        converted = await asyncio.gather(*(_convert(folder, draft, arguments, trials) for folder in batch))
+        for folder, line in zip(batch, converted, strict=True):
+            if limit is not None and len(lines) >= limit:
+                _remove_files(draft, folder)
+            elif isinstance(line, str):
+                reasons[folder.name] = line
+            else:
+                lines.append(line)
+        if limit is not None and len(lines) >= limit:
+            break
+    return lines, reasons
+
+
+async def _convert(folder: Path, draft: Path, arguments: HarborArguments, trials: HarborTrials) -> dict[str, Any] | str:
+    """Return the line of a task that passed its trial, else the reason why it cannot run here."""
+    image = name_image(arguments, folder.name)
+    try:
+        own_image = image if "{name}" in arguments.image else ""
+        line, solve = convert_task(folder, draft / WORKSPACES, own_image, arguments.provider != "bubblewrap")
+        reason = trials.find(folder)
+        if reason is None:
+            await _try_task(line["input"], solve, folder, make_workspace(arguments, draft, image))
+            trials.record(folder, "")
+    except HarborTaskError as error:
+        reason = str(error)
+        trials.record(folder, reason)
+    if reason:
+        _remove_files(draft, folder)
+    return reason or line
+
+
+def _remove_files(draft: Path, folder: Path) -> None:
+    for path in (draft / WORKSPACES / folder.name, draft / WORKSPACES / HIDDEN / folder.name):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def describe_reasons(reasons: Mapping[str, str]) -> str:
+    """Return a table of the tasks that cannot run, and why. Pure."""
+    width = max(map(len, reasons))
+    return "\n".join(f"{name:<{width}}  {reason}" for name, reason in reasons.items())
 
 
 async def _try_task(inputs: dict[str, Any], solve: str, folder: Path, workspace: dict[str, Any]) -> None:
