@@ -89,6 +89,18 @@ class WorkspaceSettings(BaseModel):
     start_seconds: float = Field(
         default=600.0, gt=0, description="seconds in which a job of Kubernetes must run, with its image fetched"
     )
+    image_pull_secret: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        description="secret of Kubernetes with the login of a private registry; Docker and Podman use this user's own "
+        "logins",
+    )
+    max_image_gib: float = Field(
+        default=100.0,
+        gt=0,
+        description="disk of the images that the runner pulls by Docker or Podman; beyond it the least recently used "
+        "one is removed",
+    )
     max_hours: float = Field(default=24.0, gt=0, description="hours after which a container ends, whatever it does")
     max_files: int = Field(default=200_000, ge=1, description="most files of a workspace at its beginning")
     max_gib: float = Field(default=4.0, gt=0, description="largest workspace at its beginning, in GiB")

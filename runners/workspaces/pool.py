@@ -113,9 +113,10 @@ class WorkspacePool:
         settings, runner = self.settings, self._runner
         engine: Engine
         if settings.provider == "docker":
-            engine = DockerEngine(find_socket(settings.docker_socket, os.environ), name)
+            max_image_bytes = round(settings.max_image_gib * GIB)
+            engine = DockerEngine(find_socket(settings.docker_socket, os.environ), name, max_image_bytes)
         else:
-            engine = KubernetesEngine(settings.namespace, name, settings.start_seconds)
+            engine = KubernetesEngine(settings.namespace, name, settings.start_seconds, settings.image_pull_secret)
         spec = ContainerSpec(
             image=settings.image or "",
             limits=ResourceLimits.from_settings(runner),

@@ -1,11 +1,12 @@
 """A fake of Docker's Engine API on a Unix socket: HTTP, filters, hijacked connections, frames of a process's streams.
 
 ``python -m tests.runners.fake_docker SOCKET``. Images are those whose name begins with
-``here``; what begins with ``remote`` can be pulled.
+``here``; what begins with ``remote`` can be pulled, and with the login ``LOGIN`` the images of ``private.example.com``.
 A field that the API does not have, or of another type, is refused with 400.
 """
 
 import asyncio
+import base64
 import contextlib
 import json
 import sys
@@ -17,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.runners.fake_containers import FakeContainer
 
+LOGIN = ("ann", "pass:word")
+IMAGE_BYTES = 2 * 2**30
 STRINGS, NUMBER = [str], (int, float)
 HOST_CONFIG = {"NetworkMode": str, "AutoRemove": bool, "SecurityOpt": STRINGS, "Memory": int, "MemorySwap": int}
 HOST_CONFIG |= {"NanoCpus": int, "PidsLimit": int}
@@ -77,14 +80,16 @@ class FakeDocker:
                             raise RefusedError(400, "the connection is not to be upgraded")
                         await self.attach(self.execution(path[1]), reader, writer)
                         break
-                    status, answer = await self.answer(method, path, query, json.loads(body or b"null"))
+                    status, answer = await self.answer(method, path, query, json.loads(body or b"null"), headers)
                 except RefusedError as error:
                     status, answer = error.status, {"message": error.message}
                 content = b"" if answer is None else json.dumps(answer).encode()
                 writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
         writer.close()
 
-    async def answer(self, method: str, path: list[str], query: dict[str, str], body: Any) -> tuple[int, Any]:
+    async def answer(
+        self, method: str, path: list[str], query: dict[str, str], body: Any, headers: dict[str, str]
+    ) -> tuple[int, Any]:
         match (method, *path):
             case ("GET", "version"):
                 return 200, {"Version": "1.0", "ApiVersion": "1.41", "Components": [{"Name": "Fake Engine"}]}
@@ -94,10 +99,27 @@ class FakeDocker:
                 states = {name: "running" if each[0].is_running else "created" for name, each in matching}
                 return 200, [{"Id": name, "State": states[name], "Created": int(each[2])} for name, each in matching]
             case ("POST", "images", "create"):
-                if not query["fromImage"].startswith("remote"):
+                login = json.loads(base64.urlsafe_b64decode(headers.get("x-registry-auth", "e30=")))
+                name = query["fromImage"]
+                if name.startswith("private.example.com/"):
+                    if (login.get("username"), login.get("password")) != LOGIN:
+                        raise RefusedError(404, "pull access denied, may require 'docker login'")
+                elif login or not name.startswith("remote"):
                     raise RefusedError(404, "pull access denied, repository does not exist")
-                self.images.add(f"{query['fromImage']}:{query['tag']}")
+                self.images.add(f"{name}:{query['tag']}")
                 return 200, {"status": "Download complete"}
+            case ("GET", "images", *name, "json"):
+                if "/".join(name) not in self.images:
+                    raise RefusedError(404, f"No such image: {'/'.join(name)}")
+                return 200, {"Id": "sha256:0", "Size": IMAGE_BYTES}
+            case ("DELETE", "images", *name):
+                image = "/".join(name)
+                if image not in self.images:
+                    raise RefusedError(404, f"No such image: {image}")
+                if any(body["Image"] == image for _, body, _ in self.containers.values()):
+                    raise RefusedError(409, "conflict: unable to remove, a container uses it")
+                self.images.remove(image)
+                return 200, [{"Untagged": image}]
             case ("POST", "containers", "create"):
                 check(body, CREATE if isinstance(body, dict) and isinstance(body.get("Labels"), dict) else {})
                 return 201, {"Id": self.create(body), "Warnings": []}

@@ -47,6 +47,6 @@ def passes(name: str, repository: Path) -> bool:
 functions = [node.name for node in ast.parse(TESTS.read_text()).body if isinstance(node, ast.FunctionDef)]
 names = [name for name in functions if name.startswith("test_")]
 passed = {name for name in names if passes(name, Path.cwd())}
-asked = [name for name in names if not passes(name, ORIGINAL)] or names
-rewards = {"tests_passed": len(passed.intersection(asked)) / len(asked), "solved": float(len(passed) == len(names))}
+failing = [name for name in names if not passes(name, ORIGINAL)] or names
+rewards = {"tests_passed": len(passed.intersection(failing)) / len(failing), "solved": float(len(passed) == len(names))}
 Path(os.environ["RESULT_FILE"]).write_text(json.dumps(rewards))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,8 @@ from yarl import URL
 
 from lightningbus.runners.workspaces.containers.api_errors import ConflictError, NotFoundError, build_refusal
 from lightningbus.runners.workspaces.containers.engine import LABEL, LEFTOVER_SECONDS, ContainerSpec
+from lightningbus.runners.workspaces.containers.pulled_images import PulledImages
+from lightningbus.runners.workspaces.containers.registry_login import read_login
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
 from lightningbus.schemas.text import shorten_line
 
@@ -29,6 +32,7 @@ FRAME_HEADER_BYTES = 8
 STDOUT, STDERR = 1, 2
 OWN_PROCESSES = 16
 """Processes and threads of ours in a container."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 HTTP_SWITCHING = (101, 200)
 """Statuses after which a connection is a stream: Docker says 101, older versions of Podman 200."""
 
@@ -56,9 +60,10 @@ def find_socket(chosen: Path | None, environment: Mapping[str, str]) -> Path:
 class DockerEngine:
     """See `Engine`."""
 
-    def __init__(self, socket: Path, name: str) -> None:
-        """Prepare; ``name`` is the runner's."""
+    def __init__(self, socket: Path, name: str, max_image_bytes: int) -> None:
+        """Prepare; ``name`` is the runner's. Images that it pulls take ``max_image_bytes`` at most."""
         self._socket, self._name = socket, name
+        self._images = PulledImages(max_image_bytes)
         self._session: aiohttp.ClientSession
 
     def trial_command(self, spec: ContainerSpec) -> Sequence[str]:
@@ -90,6 +95,8 @@ class DockerEngine:
         except NotFoundError:
             await self._pull(spec.image)
             created = await self.request("POST", "/containers/create", body)
+            await self._count_image(spec.image)
+        self._images.use(spec.image)
         container = DockerContainer(self, str(created["Id"]), spec)
         try:
             await self.request("POST", f"/containers/{container.id}/start")
@@ -99,11 +106,20 @@ class DockerEngine:
             raise
         return container
 
-    async def request(self, method: str, path: str, body: Any = None, seconds: float = REQUEST_SECONDS) -> Any:
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        seconds: float = REQUEST_SECONDS,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Any:
         """Send a request; return the answer's JSON. Raises `WorkspaceFailedError`, and `NotFoundError` for a 404."""
         timeout = aiohttp.ClientTimeout(total=seconds)
         try:
-            async with self._session.request(method, f"http://docker{path}", json=body, timeout=timeout) as response:
+            async with self._session.request(
+                method, f"http://docker{path}", json=body, timeout=timeout, headers=headers
+            ) as response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError) as error:  # a timeout is an OSError
             reason = str(error) or f"no answer in {seconds:g} s"
@@ -146,12 +162,29 @@ class DockerEngine:
         query = str(URL.build(path="/images/create", query={"fromImage": name, "tag": tag}))
         log.info("pulling the image %s", image)
         try:
-            progress = await self.request("POST", query, seconds=PULL_SECONDS)
+            login = await read_login(image, os.environ)
+            headers = {"X-Registry-Auth": login} if login else NO_HEADERS
+            progress = await self.request("POST", query, seconds=PULL_SECONDS, headers=headers)
         except NotFoundError as error:
             raise WorkspaceRefusedError(f"there is no image {image}: {error}") from error
         last = progress if isinstance(progress, dict) else _last_object(str(progress or ""))
         if reason := last.get("error"):
             raise WorkspaceFailedError(f"the image {image} cannot be pulled: {shorten_line(str(reason), 300)}")
+
+    async def _count_image(self, image: str) -> None:
+        """Count an image that was pulled, and remove those that the bound on their disk leaves no room for."""
+        details = await self.request("GET", f"/images/{image}/json")
+        self._images.add(image, int(details["Size"]))
+        for surplus in self._images.find_surplus():
+            try:
+                await self.request("DELETE", f"/images/{surplus}")
+            except ConflictError:  # a container of another rollout is made of the image
+                continue
+            except NotFoundError:
+                log.info("somebody else removed the image %s", surplus)
+            else:
+                log.info("removed the image %s: pulled images fill more than workspace.max_image_gib", surplus)
+            self._images.forget(surplus)
 
     async def _sweep(self) -> None:
         """Remove containers that do not run and are not about to; one that runs ends with its runner by itself."""

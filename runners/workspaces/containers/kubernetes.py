@@ -39,9 +39,13 @@ STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
 class KubernetesEngine:
     """See `Engine`."""
 
-    def __init__(self, namespace: str | None, name: str, start_seconds: float) -> None:
-        """Prepare; ``name`` is the runner's, which may have ``start_seconds`` for each container."""
+    def __init__(self, namespace: str | None, name: str, start_seconds: float, pull_secret: str | None = None) -> None:
+        """Prepare; ``name`` is the runner's, which may have ``start_seconds`` for each container.
+
+        ``pull_secret``: see `job`.
+        """
         self._namespace, self._name, self._start_seconds = namespace, name, start_seconds
+        self._pull_secret = pull_secret
         self._access: ClusterAccess
         self._session: aiohttp.ClientSession
 
@@ -71,7 +75,7 @@ class KubernetesEngine:
     async def start(self, spec: ContainerSpec) -> "KubernetesContainer":
         """See `Engine`."""
         name = f"lightningbus-{uuid.uuid4().hex[:20]}"
-        await self.request("POST", self._path("batch/v1", "jobs"), job(spec, name, self._name))
+        await self.request("POST", self._path("batch/v1", "jobs"), job(spec, name, self._name, self._pull_secret))
         container = KubernetesContainer(self, name, spec)
         try:
             container.pod = await self._wait_for_pod(name, spec.image)

@@ -64,8 +64,11 @@ def read_pod(pod: Mapping[str, Any], image: str) -> tuple[str, str]:
     return "", problem
 
 
-def job(spec: ContainerSpec, name: str, runner_name: str) -> dict[str, Any]:
-    """Build a job with one container, which is not tried again, and removed once it has ended."""
+def job(spec: ContainerSpec, name: str, runner_name: str, pull_secret: str | None = None) -> dict[str, Any]:
+    """Build a job with one container, which is not tried again, and removed once it has ended.
+
+    ``pull_secret``: secret of the cluster with the login of the image's registry.
+    """
     labels = {LABEL: re.sub(r"[^A-Za-z0-9-]", "-", runner_name)[:60].strip("-")}
     limits = {"memory": spec.memory_bytes and str(spec.memory_bytes), "cpu": spec.cpus and f"{spec.cpus:g}"}
     bounds = {kind: bound for kind, bound in limits.items() if bound}
@@ -82,6 +85,7 @@ def job(spec: ContainerSpec, name: str, runner_name: str) -> dict[str, Any]:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
+        **({"imagePullSecrets": [{"name": pull_secret}]} if pull_secret else {}),
     }
     return {
         "apiVersion": "batch/v1",
