@@ -12,7 +12,7 @@ from lightningbus.runners.agent.launcher import AgentLauncher, Launcher
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.settings import RunnerSettings
-from lightningbus.runners.workspaces.containers.provider import AGENT_PLACE
+from lightningbus.runners.workspaces.containers.agent_files import AGENT_PLACE
 from lightningbus.runners.workspaces.executor import WorkspaceExecutor
 from lightningbus.runners.workspaces.pool import PYTHON, WorkspacePool
 

@@ -101,7 +101,7 @@ class WorkspacePool:
     def _make_provider(self, directory: RunnerDirectory) -> Provider:
         settings = self.settings
         if settings.has_containers:
-            return self._make_containers(directory.path.name)
+            return self._make_containers(directory.path)
         methods = () if settings.copy_method == "auto" else ((settings.copy_method,),)
         method = choose_method(directory.path, *methods)
         if settings.provider == "process":
@@ -109,8 +109,8 @@ class WorkspacePool:
         binds = [path.absolute() for path in settings.binds]
         return BubblewrapProvider(method, (), [*settings.sources, directory.path.parent], binds)
 
-    def _make_containers(self, name: str) -> ContainerProvider:
-        settings, runner = self.settings, self._runner
+    def _make_containers(self, directory: Path) -> ContainerProvider:
+        settings, runner, name = self.settings, self._runner, directory.name
         engine: Engine
         if settings.provider == "docker":
             max_image_bytes = round(settings.max_image_gib * GIB)
@@ -124,4 +124,4 @@ class WorkspacePool:
             max_seconds=settings.max_hours * 3600,
             python=str(runner.python_executable or PYTHON),
         )
-        return ContainerProvider(engine, spec, self._gateway, runner.working_dir, self._bounds)
+        return ContainerProvider(engine, spec, self._gateway, runner.working_dir, self._bounds, directory / "agent")

@@ -20,6 +20,7 @@ class FakeContainer:
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     has_network: bool = False
+    binds: list[str] = field(default_factory=list)
     pid: int = 0
     process: asyncio.subprocess.Process | None = None
 
@@ -30,7 +31,18 @@ class FakeContainer:
     async def start(self) -> None:
         reading, writing = os.pipe()
         network = ["--share-net"] if self.has_network else []
-        words = ["bwrap", "--unshare-all", *network, "--as-pid-1", "--info-fd", str(writing), *ROOT, "--chdir", "/"]
+        words = [
+            "bwrap",
+            "--unshare-all",
+            *network,
+            "--as-pid-1",
+            "--info-fd",
+            str(writing),
+            *ROOT,
+            *self.binds,
+            "--chdir",
+            "/",
+        ]
         self.process = await asyncio.create_subprocess_exec(
             *words, *self.command, pass_fds=[writing], stdin=asyncio.subprocess.DEVNULL,
             env={"PATH": "/usr/bin:/bin", **self.environment}, start_new_session=True,

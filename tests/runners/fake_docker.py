@@ -1,7 +1,8 @@
 """A fake of Docker's Engine API on a Unix socket: HTTP, filters, hijacked connections, frames of a process's streams.
 
-``python -m tests.runners.fake_docker SOCKET``. Images are those whose name begins with
-``here``; what begins with ``remote`` can be pulled, and with the login ``LOGIN`` the images of ``private.example.com``.
+``python -m tests.runners.fake_docker SOCKET [elsewhere]``; elsewhere it lacks the directories of this machine. Images
+are those whose name begins with ``here``. What begins with ``remote`` can be pulled, and with the login ``LOGIN`` the
+images of ``private.example.com``.
 A field that the API does not have, or of another type, is refused with 400.
 """
 
@@ -22,7 +23,8 @@ LOGIN = ("ann", "pass:word")
 IMAGE_BYTES = 2 * 2**30
 STRINGS, NUMBER = [str], (int, float)
 HOST_CONFIG = {"NetworkMode": str, "AutoRemove": bool, "SecurityOpt": STRINGS, "Memory": int, "MemorySwap": int}
-HOST_CONFIG |= {"NanoCpus": int, "PidsLimit": int}
+MOUNT = {"Type": str, "Source": str, "Target": str, "ReadOnly": bool}
+HOST_CONFIG |= {"NanoCpus": int, "PidsLimit": int, "Mounts": [MOUNT]}
 CREATE = {
     "Image": str,
     "Entrypoint": STRINGS,
@@ -48,14 +50,17 @@ def check(value: Any, schema: Any, name: str = "body") -> None:
         for key, each in value.items():
             check(each, schema[key], key)
     elif isinstance(schema, list):
-        if not isinstance(value, list) or not all(type(each) is schema[0] for each in value):
-            raise RefusedError(400, f"{name} is no list of strings")
+        if not isinstance(value, list):
+            raise RefusedError(400, f"{name} is not a list")
+        for each in value:
+            check(each, schema[0], name)
     elif type(value) is not schema:
         raise RefusedError(400, f"{name} has another type")
 
 
 class FakeDocker:
-    def __init__(self) -> None:
+    def __init__(self, is_elsewhere: bool) -> None:
+        self.is_elsewhere = is_elsewhere
         self.containers: dict[str, tuple[FakeContainer, dict[str, Any], float]] = {}
         self.executions: dict[str, dict[str, Any]] = {}
         self.images: set[str] = set()
@@ -153,8 +158,14 @@ class FakeDocker:
             raise RefusedError(404, f"No such image: {body['Image']}")
         if body["HostConfig"]["NetworkMode"] != "none":
             raise RefusedError(400, "these containers have no network")
+        mounts = body["HostConfig"].get("Mounts", [])
+        for mount in mounts:
+            if self.is_elsewhere or not Path(mount["Source"]).exists():
+                reason = f"bind source path does not exist: {mount['Source']}"
+                raise RefusedError(400, f'invalid mount config for type "bind": {reason}')
+        binds = [word for mount in mounts for word in ("--ro-bind", mount["Source"], mount["Target"])]
         name = uuid.uuid4().hex
-        self.containers[name] = (FakeContainer([*body["Entrypoint"], *body["Cmd"]]), body, time.time())
+        self.containers[name] = (FakeContainer([*body["Entrypoint"], *body["Cmd"]], binds=binds), body, time.time())
         return name
 
     def container(self, name: str) -> FakeContainer:
@@ -194,8 +205,8 @@ class FakeDocker:
         feeding.cancel()
 
 
-async def main(path: str) -> None:
-    fake = FakeDocker()
+async def main(path: str, *options: str) -> None:
+    fake = FakeDocker("elsewhere" in options)
     server = await asyncio.start_unix_server(fake.serve, path, limit=1024 * 1024)
     async with server:
         await server.serve_forever()
@@ -203,4 +214,4 @@ async def main(path: str) -> None:
 
 if __name__ == "__main__":
     Path(sys.argv[1]).unlink(missing_ok=True)
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

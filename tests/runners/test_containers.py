@@ -28,13 +28,15 @@ pytestmark = [pytest.mark.skipif(bool(FAKE), reason=FAKE), pytest.mark.integrati
 
 
 @pytest.fixture
-def docker(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Settings of workspaces in Docker."""
+def docker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Settings of workspaces in Docker; with the parameter ``elsewhere`` the engine is on another machine."""
     if REAL_SOCKET:
         yield {"docker_socket": REAL_SOCKET, "image": REAL_IMAGE}
         return
     socket = tmp_path / "docker.sock"
-    with subprocess.Popen([sys.executable, "-m", "tests.runners.fake_docker", str(socket)], cwd=ROOT) as server:
+    options = [request.param] if getattr(request, "param", "") else []
+    command = [sys.executable, "-m", "tests.runners.fake_docker", str(socket), *options]
+    with subprocess.Popen(command, cwd=ROOT) as server:
         until(socket.exists, True)
         yield {"docker_socket": str(socket), "image": "here:1"}
         server.kill()
@@ -98,6 +100,41 @@ async def test_each_rollout_has_a_container_and_hidden_tests_grade_it_in_another
     assert "-    return left - right\n+    return left + right\n" in artifacts(fixed)["workspace.diff"]
     assert artifacts(fixed)["out/log.txt"] == "done" and "calc.py" not in artifacts(left)["workspace.diff"]
     assert "left - right" in (sources / "calc" / "calc.py").read_text()
+
+
+READS_PROGRAM = """
+program = pathlib.Path("/tmp/lightningbus/agent/node_modules/program")
+try: program.write_text("changed"); is_writable = True
+except OSError: is_writable = False
+found = program.exists() and program.stat().st_size
+result = {"reward": 1, "size": found, "is_writable": is_writable, "script": sorted(os.listdir("/tmp/lightningbus"))}
+"""
+PROGRAM_BYTES = 100 * 2**20
+"""Size of the smallest of the coding agents' programs."""
+
+
+@pytest.mark.parametrize("docker", ["", "elsewhere"], indirect=True)
+async def test_a_container_reads_the_agents_program_whatever_its_size(
+    request: pytest.FixtureRequest, bus: Bus, engine: ScriptedEngine, sources: Path, docker: dict[str, Any]
+) -> None:
+    """It is mounted where the engine sees it, so no agent can change it, else copied."""
+    program = sources.parent / "agent" / "node_modules" / "program"
+    program.parent.mkdir(parents=True)
+    with program.open("wb") as file:
+        file.truncate(PROGRAM_BYTES)
+    program.chmod(0o700)
+    (batch,) = await play(
+        bus, sources, [{"workspace": {}}], READS_PROGRAM, "docker", workspace=docker,
+        working_dir=sources.parent / "agent",
+    )  # fmt: skip
+    assert batch.end is not None and batch.end.outcome == "ok", batch.end
+    is_elsewhere = request.node.callspec.params["docker"] == "elsewhere"
+    expected = {
+        "size": 7 if is_elsewhere else PROGRAM_BYTES,
+        "is_writable": is_elsewhere,
+        "script": ["agent", "worker"],
+    }
+    assert {name: value for name, value in json.loads(batch.end.result).items() if name in expected} == expected
 
 
 CALLS = """

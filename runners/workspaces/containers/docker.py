@@ -60,6 +60,8 @@ def find_socket(chosen: Path | None, environment: Mapping[str, str]) -> Path:
 class DockerEngine:
     """See `Engine`."""
 
+    can_mount = True
+
     def __init__(self, socket: Path, name: str, max_image_bytes: int) -> None:
         """Prepare; ``name`` is the runner's. Images that it pulls take ``max_image_bytes`` at most."""
         self._socket, self._name = socket, name
@@ -271,6 +273,9 @@ class DockerStream:
 def container_body(spec: ContainerSpec, runner_name: str) -> dict[str, Any]:
     """Build the body of the request for a container, whose only way out is the standard input and output. Pure."""
     limits: dict[str, Any] = {}
+    if spec.mount is not None:
+        source, target = spec.mount
+        limits["Mounts"] = [{"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}]
     if spec.memory_bytes is not None:
         limits |= {"Memory": spec.memory_bytes, "MemorySwap": spec.memory_bytes}
     if spec.cpus is not None:

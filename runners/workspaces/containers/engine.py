@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from lightningbus.runners.agent.limits import GIB, ResourceLimits
@@ -22,6 +23,8 @@ class ContainerSpec:
     cpus: float | None
     max_seconds: float
     python: str
+    mount: tuple[Path, str] | None = None
+    """Directory of this machine that the container reads, and its place inside."""
 
     @property
     def memory_bytes(self) -> int | None:
@@ -54,6 +57,9 @@ class Container(Protocol):
 
 class Engine(Protocol):
     """Docker, Podman or a cluster of Kubernetes."""
+
+    can_mount: bool
+    """Whether containers may see directories of the machine that the engine runs on."""
 
     def trial_command(self, spec: ContainerSpec) -> Sequence[str]:
         """Return a command for a trial, which ends with 0 inside if all is as it should be."""

@@ -39,6 +39,8 @@ STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
 class KubernetesEngine:
     """See `Engine`."""
 
+    can_mount = False
+
     def __init__(self, namespace: str | None, name: str, start_seconds: float, pull_secret: str | None = None) -> None:
         """Prepare; ``name`` is the runner's, which may have ``start_seconds`` for each container.
 

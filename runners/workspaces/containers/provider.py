@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import io
+import logging
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -13,6 +13,7 @@ from typing import BinaryIO
 from lightningbus.runners.agent.executors import WORKER_SCRIPT, AgentError
 from lightningbus.runners.agent.launcher import AgentLauncher, Launcher
 from lightningbus.runners.agent.process import remove_directory
+from lightningbus.runners.workspaces.containers.agent_files import AGENT_PLACE, PLACE, WORKER_PLACE, stage_agent
 from lightningbus.runners.workspaces.containers.engine import Container, ContainerSpec, Engine
 from lightningbus.runners.workspaces.containers.guest import Guest, GuestLostError
 from lightningbus.runners.workspaces.containers.guest_files import CHUNK, DATA, LISTING, unpack_over
@@ -23,10 +24,8 @@ from lightningbus.runners.workspaces.files.changes import Change, compare_listin
 from lightningbus.runners.workspaces.providers import INSIDE, VARIABLE, Program
 from lightningbus.runners.workspaces.specification import WorkspaceSpec
 
-AGENT_PLACE = "/tmp/lightningbus/agent"
-WORKER_PLACE = "/tmp/lightningbus/worker"
-"""Directories for the files of the agent and of ours, where every user of an image may write."""
-MAX_AGENT_BYTES = 64 * 1024 * 1024
+EMPTY_TAR = bytes(1024)
+log = logging.getLogger(__name__)
 MAX_LISTING_BYTES = 64 * 1024 * 1024
 
 
@@ -40,12 +39,31 @@ class ContainerProvider:
     gateway: str
     agent_directory: Path
     bounds: SizeLimits
-    agent_tar: bytes = b""
+    staged: Path
+    """Directory for the agent's files as containers get them."""
 
     async def open(self) -> str:
         """See `Provider`."""
-        self.agent_tar = await asyncio.to_thread(pack_agent, self.agent_directory)
-        return await self.engine.open()
+        await asyncio.to_thread(stage_agent, self.agent_directory, self.staged, self.bounds.max_bytes)
+        sentence = await self.engine.open()
+        mounted = replace(self.spec, mount=(self.staged, PLACE))
+        if self.engine.can_mount and await self._has_agent(mounted):
+            self.spec = mounted
+        return sentence
+
+    async def _has_agent(self, spec: ContainerSpec) -> bool:
+        """Return whether containers see the agent's files by a mount: an engine elsewhere does not have them."""
+        try:
+            container = await self.engine.start(spec)
+            try:
+                async with Guest(await container.serve(), self.gateway) as guest:
+                    listing = [data async for kind, data in guest.pack(WORKER_PLACE, 0) if kind == LISTING]
+            finally:
+                await container.remove()
+        except (WorkspaceFailedError, WorkspaceRefusedError, GuestLostError) as error:
+            log.info("the agent's files are copied into each container, as they cannot be mounted: %s", error)
+            return False
+        return WORKER_SCRIPT.name.encode() in b"".join(listing).split(b"\0")
 
     async def close(self) -> None:
         """See `Provider`."""
@@ -130,8 +148,10 @@ class ContainerWorkspace:
             await self._guest().unpack(self.place, stream_directory(self.base))
 
     async def unpack_agent(self) -> int:
-        """Copy the agent's files in; return the kernel's time."""
-        return await self._guest().unpack("/tmp", stream_bytes(self.provider.agent_tar))
+        """Copy the agent's files in, unless they are mounted; return the kernel's time."""
+        if self.provider.spec.mount is not None:
+            return await self._guest().unpack("/tmp", stream_bytes(EMPTY_TAR))
+        return await self._guest().unpack(PLACE, stream_directory(self.provider.staged))
 
     def agent_launcher(self, launcher: AgentLauncher) -> Launcher:
         """See `Workspace`."""
@@ -233,24 +253,6 @@ def unpack_changes(file: BinaryIO, target: Path, bounds: SizeLimits) -> None:
         unpack_over(file, str(target), admit)
     except (OSError, tarfile.TarError, ValueError, RecursionError) as error:
         raise WorkspaceFailedError(f"the agent's files cannot be unpacked: {error}") from error
-
-
-def pack_agent(directory: Path) -> bytes:
-    """Pack the agent's directory and our scripts; raise `WorkspaceFailedError` where they are too large."""
-    file = io.BytesIO()
-
-    def admit(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        if file.tell() + member.size > MAX_AGENT_BYTES:
-            raise WorkspaceFailedError(
-                f"{directory} has more than {MAX_AGENT_BYTES >> 20} MiB: a container gets all of working_dir, so give "
-                "the agent a directory of its own"
-            )
-        return None if "__pycache__" in member.name else member
-
-    with tarfile.open(fileobj=file, mode="w", dereference=True) as tar:
-        tar.add(WORKER_SCRIPT.parent, WORKER_PLACE.removeprefix("/tmp/"), filter=admit)
-        tar.add(directory, AGENT_PLACE.removeprefix("/tmp/"), filter=admit)
-    return file.getvalue()
 
 
 async def stream_bytes(data: bytes) -> AsyncIterator[bytes]:
