@@ -11,30 +11,34 @@ from lightningbus.tasks.task_tables import read_rows
 T = TypeVar("T")
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+Line = tuple[int, dict[str, Any]]
+"""Number from 1 and object of a line of a file, or of a row of a table."""
+
+
+def read_lines(path: Path) -> Iterator[Line]:
     """Read the objects of a file of JSON lines, or the rows of a Parquet file; raise ValueError with a sentence."""
     try:
         if path.suffix == ".parquet":
             try:
-                for row in read_rows(TaskSource(path=str(path))):
-                    yield dict(row)
+                for number, row in enumerate(read_rows(TaskSource(path=str(path))), 1):
+                    yield number, dict(row)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             return
         with path.open(encoding="utf-8") as file:
             for number, text in enumerate(file, 1):
                 if text.strip():
-                    yield _read_object(path, number, text)
+                    yield number, _read_object(path, number, text)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text") from error
 
 
-def build_each(path: Path, lines: Iterable[dict[str, Any]], build: Callable[[int, dict[str, Any]], T]) -> list[T]:
-    """Return what ``build`` makes of each line and its number from 1; raise ValueError that names file and line."""
+def build_each(path: Path, lines: Iterable[Line], build: Callable[[int, dict[str, Any]], T]) -> list[T]:
+    """Return what ``build`` makes of each number and line; raise ValueError that names file and line."""
     built = []
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         try:
             built.append(build(number, line))
         except Exception as error:  # a chat template is a program, and raises what it likes

@@ -7,8 +7,9 @@ from typing import Any
 
 from lightningbus.learner.batching.demonstrations import Demonstration
 from lightningbus.learner.batching.preferences import Preference, Preferences, choose_pair
-from lightningbus.learner.data_lines import build_each, read_lines
-from lightningbus.learner.demonstration_files import MESSAGES, RESPONSE, load_calls, read_messages, read_tools
+from lightningbus.learner.call_rows import holds_calls, join_calls, load_calls
+from lightningbus.learner.data_lines import Line, build_each, read_lines
+from lightningbus.learner.demonstration_files import MESSAGES, read_messages, read_tools
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.chats import ChatTemplate, build_chat
 
@@ -37,26 +38,35 @@ def load_preferences(path: Path, model_path: Path) -> list[Preference]:
     which is one message of the user or of the assistant. Without a prompt, it is what both lists begin with.
     """
     lines = list(read_lines(path))
-    if lines and RESPONSE in lines[0]:
+    if holds_calls(lines):
         return _pair_rollouts(path, lines, model_path)
     template = ChatTemplate.load(model_path)
     return build_each(path, lines, lambda number, line: _load_pair(number, line, template))
 
 
-def _pair_rollouts(path: Path, lines: Sequence[Mapping[str, Any]], model_path: Path) -> list[Preference]:
+def _pair_rollouts(path: Path, lines: Sequence[Line], model_path: Path) -> list[Preference]:
     """Pair the best rollout of each task with the worst; those of equal rewards are no pair."""
-    if missing := [name for name in ("task", "reward") if name not in lines[0]]:
-        raise ValueError(f"{path} has no column {missing[0]}: pairs are chosen by the rewards of a task's rollouts")
-    answers = {each.id: each for each in load_calls(path, lines, model_path)}
+    answers = {each.id: each for each in join_calls(load_calls(path, lines, model_path))}
     tasks: dict[str, dict[str, float]] = {}
-    for line in lines:
-        if line["reward"] is not None:
-            tasks.setdefault(str(line["task"]), {})[str(line["rollout"])] = line["reward"]
+    for task, rollout, reward in build_each(path, lines, lambda number, line: _read_reward(line)):
+        if reward is not None:
+            tasks.setdefault(task, {})[rollout] = reward
     pairs = [choose_pair(list(rewards), rewards.__getitem__) for rewards in tasks.values()]
     differing = [pair for pair in pairs if pair is not None]
     if len(differing) < len(pairs):
         log.warning("groups left out because no two of their rewards differ: %d", len(pairs) - len(differing))
     return [Preference(answers[best], answers[worst]) for best, worst in differing]
+
+
+def _read_reward(line: Mapping[str, Any]) -> tuple[str, str, float | None]:
+    """Return the task, the rollout and its reward, which may be None; raise ValueError if the row has none of them."""
+    for name in ("task", "reward"):
+        if name not in line:
+            raise ValueError(f"it has no column {name}: pairs are chosen by the rewards of a task's rollouts")
+    reward = line["reward"]
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float) or reward != reward):
+        raise ValueError(f"reward is not a number but {str(reward)[:40]!r}")
+    return str(line["task"]), str(line["rollout"]), reward
 
 
 def _load_pair(number: int, line: Mapping[str, Any], template: ChatTemplate) -> Preference:

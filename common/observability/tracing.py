@@ -15,6 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, SpanKind, StatusCode, Tracer, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from lightningbus.common.loopback_proxies import bypass_loopback
 from lightningbus.common.missing_modules import describe_missing_module
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def setup(role: str, instance: str) -> None:
         log.warning("no traces are exported by %s: set OTEL_EXPORTER_OTLP_PROTOCOL=%s", spoken, PROTOCOL)
         return
     try:
+        os.environ.update(bypass_loopback(os.environ))  # The exporter asks proxies of the environment.
         _provider = _create_provider(role, instance)
     except ModuleNotFoundError as error:
         log.warning("no traces are exported: %s", describe_missing_module(error.name, "otel"))

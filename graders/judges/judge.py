@@ -16,8 +16,9 @@ from lightningbus.common.observability import metrics
 from lightningbus.graders.errors import GraderError, GradingFailedError
 from lightningbus.graders.judges.answer import JudgeAnswer, JudgeCall
 from lightningbus.graders.judges.cache import JudgeCache
+from lightningbus.graders.judges.sampling_fields import SamplingFields
 from lightningbus.graders.settings import JudgeSettings
-from lightningbus.schemas.text import shorten_line
+from lightningbus.schemas.text import replace_surrogates, shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,12 @@ REFUSED_STATUS = frozenset({401, 403})
 RETRY_STATUS = frozenset({408, 425, 429})
 """Statuses after which a judge is asked again, as after every 5xx."""
 MAX_ERROR_CHARS = 300
+MAX_TOKENS = 2**40
+"""No answer has more tokens; an endpoint that counts more is not believed."""
+
+
+class RefusedError(Exception):
+    """The endpoint refuses the request; the message is its reason."""
 
 
 class UnansweredError(Exception):
@@ -41,6 +48,8 @@ class Judge:
         self._cache, self._session = cache, session
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._num_calls = 0
+        self.fields = SamplingFields()
+        """Names of the fields of sampling, as the endpoint's answers left them."""
         self._key = os.environ.get(settings.api_key_env, "").strip() if settings.api_key_env else ""
         if settings.api_key_env and not self._key:
             raise GraderError(f"graders.{name}: the environment has no {settings.api_key_env}, which api_key_env names")
@@ -75,7 +84,7 @@ class Judge:
             try:
                 async with self._slots:
                     self._count_call()
-                    return await self._post(request)
+                    return await self.ask_once(request)
             except (UnansweredError, aiohttp.ClientError, TimeoutError) as error:
                 problem = f"judge {self.name!r} does not answer: {str(error) or type(error).__name__}"
             if loop.time() >= gives_up_at:
@@ -87,6 +96,26 @@ class Judge:
         if self.settings.max_calls is not None and self._num_calls >= self.settings.max_calls:
             raise GradingFailedError(f"judge {self.name!r} has made its {self.settings.max_calls} calls (max_calls)")
         self._num_calls += 1
+
+    async def ask_once(self, request: Mapping[str, Any]) -> JudgeAnswer:
+        """Ask with the fields of sampling that the endpoint takes; a field refused by name is not sent again.
+
+        Raises `GradingFailedError` if the endpoint refuses the request, `GraderError` if it refuses the key, and
+        `UnansweredError`, `aiohttp.ClientError` or TimeoutError if it does not answer.
+        """
+        fields = self.fields
+        while True:
+            try:
+                answer = await self._post(fields.apply(request))
+            except RefusedError as error:
+                changed = fields.after_refusal(str(error))
+                if changed is None:
+                    reason = shorten_line(str(error), MAX_ERROR_CHARS)
+                    raise GradingFailedError(f"judge {self.name!r} refuses a request: {reason}") from None
+                fields = changed
+            else:
+                self.fields = fields
+                return answer
 
     async def _post(self, request: Mapping[str, Any]) -> JudgeAnswer:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -101,8 +130,7 @@ class Judge:
             if response.status in RETRY_STATUS or response.status >= 500:
                 raise UnansweredError(f"status {response.status}")
             if response.status != 200:
-                reason = shorten_line(body.decode(errors="replace"), MAX_ERROR_CHARS)
-                raise GradingFailedError(f"judge {self.name!r} refuses a request: status {response.status}: {reason}")
+                raise RefusedError(f"status {response.status}: {body.decode(errors='replace')}")
         return read_answer(body)
 
 
@@ -110,10 +138,22 @@ def read_answer(body: bytes) -> JudgeAnswer:
     """Read a chat completion; raise `UnansweredError` for anything else."""
     try:
         answer = json.loads(body)
-        text = answer["choices"][0]["message"]["content"]
-        usage = answer.get("usage") or {}
-        return JudgeAnswer(
-            str(text or ""), int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-        )
+        text = _join_text(answer["choices"][0]["message"]["content"])
+        usage = answer.get("usage")
+        counts = usage if isinstance(usage, dict) else {}
+        return JudgeAnswer(text, _read_count(counts, "prompt_tokens"), _read_count(counts, "completion_tokens"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnansweredError(f"its answer is no chat completion: {body[:80]!r}") from error
+
+
+def _join_text(content: Any) -> str:
+    """Return the text of a message; a list has parts, some of which may be thoughts."""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text") or "") for part in content if part.get("type") == "text")
+    return replace_surrogates(str(content or ""))
+
+
+def _read_count(usage: Mapping[str, Any], name: str) -> int:
+    """Return a number of tokens; 0 where the endpoint counts none, or nonsense."""
+    count = usage.get(name)
+    return int(count) if isinstance(count, int | float) and 0 <= count <= MAX_TOKENS else 0

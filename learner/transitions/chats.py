@@ -1,16 +1,16 @@
 """Chats as calls to imitate: an assistant's turns, each after the prompt that the model's own template makes of it."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lightningbus.learner.transitions.chat_content import Message, find_part_roles, join_parts
 from lightningbus.learner.transitions.sequences import CONTEXT
 from lightningbus.learner.transitions.transitions import Transition
 
-Message = Mapping[str, Any]
 MAX_REASON_LETTERS = 200
 
 
@@ -33,7 +33,9 @@ class ChatTemplate:
         if not tokenizer.chat_template:
             raise ValueError(f"{model_path} has no chat template: chats need the tokenizer of a chat model")
 
-        def render(messages: Sequence[Message], tools: Sequence[Any] | None, begins_answer: bool) -> str:
+        def render_as_is(
+            messages: Sequence[Message], tools: Sequence[Any] | None = None, begins_answer: bool = False
+        ) -> str:
             try:
                 text = tokenizer.apply_chat_template(
                     list(messages), tools=tools, tokenize=False, add_generation_prompt=begins_answer
@@ -44,6 +46,11 @@ class ChatTemplate:
                     f"the model's chat template refuses the first {len(messages)} messages: {reason}"
                 ) from error
             return str(text)
+
+        part_roles = find_part_roles(render_as_is)
+
+        def render(messages: Sequence[Message], tools: Sequence[Any] | None, begins_answer: bool) -> str:
+            return render_as_is(join_parts(messages, part_roles), tools, begins_answer)
 
         def encode(text: str) -> list[int]:
             return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

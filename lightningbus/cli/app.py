@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lightningbus.cli.lazy_group import Command, LazyGroup, Section
+from lightningbus.common.loopback_proxies import bypass_loopback
 from lightningbus.common.missing_modules import describe_missing_module
 from lightningbus.common.observability.log_format import FORMAT_VARIABLE, LogFormat
 
@@ -101,6 +102,7 @@ def _main(
 
 def main() -> None:
     """Run the command line; a missing module ends it with one sentence, whichever command imports it."""
+    os.environ.update(bypass_loopback(os.environ))
     try:
         app()
     except ModuleNotFoundError as error:

@@ -1,6 +1,5 @@
 """Limits on an agent's processes, and diagnosis of the limit that ended one."""
 
-import math
 import re
 import resource
 import signal
@@ -67,9 +66,11 @@ class ResourceLimits:
         tree = [pid for pid in (head, *procfs.descendants(head)) if procfs.is_alive(pid)]
         if self.max_processes is not None and len(tree) > self.max_processes:
             return f"the agent had {len(tree)} processes; {self._describe('max_processes')}"
-        rss = sum(map(procfs.rss_bytes, tree)) if self.memory_limit_gib is not None else 0
-        if rss > (self.memory_limit_gib or math.inf) * GIB:
-            return f"the agent held {rss / GIB:.2f} GiB in {len(tree)} processes; {self._describe('memory_limit_gib')}"
+        if self.memory_limit_gib is None or sum(map(procfs.rss_bytes, tree)) <= self.memory_limit_gib * GIB:
+            return ""  # Sums of RSS count shared pages more than once, and take no time.
+        held = procfs.total_bytes(tree) / GIB
+        if held > self.memory_limit_gib:
+            return f"the agent held {held:.2f} GiB in {len(tree)} processes; {self._describe('memory_limit_gib')}"
         return ""
 
     def explain_error(self, error: str) -> str:

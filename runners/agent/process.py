@@ -169,7 +169,7 @@ class ProcessWatchdog:
         self._agents.add(agent)
 
     async def measure_memory(self) -> float:
-        """Return the bytes of memory (RSS) that an agent takes on average with all processes it has started."""
+        """Return the bytes of memory that an agent takes on average with all processes it has started."""
         heads = [agent.process.pid for agent in self._agents if agent.is_running]
         return await asyncio.to_thread(lambda: sum(map(_measure_tree, heads)) / max(1, len(heads)))
 
@@ -218,7 +218,7 @@ class ProcessWatchdog:
 
 
 def _measure_tree(head: int) -> int:
-    return sum(map(procfs.rss_bytes, (head, *procfs.descendants(head))))
+    return procfs.total_bytes((head, *procfs.descendants(head)))
 
 
 def remove_directory(scratch: Path) -> None:

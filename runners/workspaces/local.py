@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import stat
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +28,9 @@ from lightningbus.runners.workspaces.specification import WorkspaceSpec
 
 MARK_STARTED = ["/bin/sh", "-c", ': > "$0" && exec "$@"']
 """Words before a program that tell its own failure from that of its sandbox: a file is there once it starts."""
+BUBBLEWRAP_SCRIPT = Path(__file__).with_name("bubblewrap_script.py")
+EVERYBODY = stat.S_IROTH | stat.S_IXOTH
+"""Rights of a directory that everybody may look into."""
 STARTED, RESULT = "started", "result.json"
 NO_IMAGES = "the task's workspace names an image: workspace.provider of the runner has to be docker or kubernetes"
 
@@ -97,7 +103,7 @@ class BubblewrapProvider(ProcessProvider):
         return [
             *self._words(visible, hidden),
             *("--bind", "{tmp}", "{tmp}", "--bind", "{workspace}", INSIDE, "--bind", "{home}", INSIDE_HOME),
-            *("--chdir", INSIDE, "{python}", "-I", "{relay}", "{gateway}", "{address}"),
+            *("--chdir", INSIDE, "--", "{python}", "-I", "{relay}", "{gateway}", "{address}"),
         ]
 
     def program_words(self) -> list[str]:
@@ -105,7 +111,7 @@ class BubblewrapProvider(ProcessProvider):
         return [
             *self._words(["{base}", "{venv}", *map(str, self.binds)], []),
             *("--bind", "{tmp}", "{tmp}", "--bind", "{workspace}", INSIDE, "--bind", "{grade}", INSIDE_GRADE),
-            *("--chdir", INSIDE),
+            *("--chdir", INSIDE, "--"),
         ]
 
     def places(self, copy: WorkspaceCopy) -> tuple[str, str, str]:
@@ -113,14 +119,35 @@ class BubblewrapProvider(ProcessProvider):
         return INSIDE, INSIDE_HOME, INSIDE_GRADE
 
     def _words(self, visible: Sequence[str], hidden: Sequence[str]) -> list[str]:
-        words = ["bwrap", "--die-with-parent", "--unshare-all", "--new-session"]
+        words = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(BUBBLEWRAP_SCRIPT),
+            "--die-with-parent",
+            "--unshare-all",
+            "--new-session",
+        ]
         words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
         for path in ("/usr", "/etc", "/bin", "/lib"):
             words += ["--ro-bind", path, path]
         words += ["--ro-bind-try", "/lib64", "/lib64"]
         for path in visible:
             words += ["--ro-bind", path, path]
-        return [*words, *hidden]
+        return [*words, *hide_private(Path("/etc")), *hidden]
+
+
+def hide_private(directory: Path) -> list[str]:
+    """Build the words that hide what not everybody may read: a sandbox of root is root to the files of the machine."""
+    words: list[str] = []
+    for path in sorted(directory.iterdir()):
+        with suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                words += hide_private(path) if mode & EVERYBODY == EVERYBODY else ("--tmpfs", str(path))
+            elif stat.S_ISREG(mode) and not mode & stat.S_IROTH:
+                words += ("--ro-bind", os.devnull, str(path))
+    return words
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
 import logging
+import os
 from contextlib import suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -10,6 +11,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
 from lightningbus.common.flat_settings import without_secrets
+from lightningbus.common.loopback_proxies import HOSTS, bypass_loopback
 from lightningbus.schemas.text import shorten_line
 from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, explain_error, settings_for
 
@@ -37,7 +39,9 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
     connection is encrypted: clickhouse-connect itself goes by the port.
     """
     address = _parse_address(url)
-    local = address.hostname in ("127.0.0.1", "::1", "localhost")
+    host = address.hostname or ""
+    if local := host in HOSTS or host.startswith("127."):  # Clickhouse-connect would ask a proxy of the environment.
+        os.environ.update(bypass_loopback(os.environ, host))
     try:
         return clickhouse_connect.get_client(
             dsn=url,

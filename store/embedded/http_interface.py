@@ -43,12 +43,13 @@ PROTOCOL_PARAMS = frozenset(
     }
 )  # fmt: skip
 """Parameters of the protocol, which are no settings of the engine."""
+FORMAT_NAME = re.compile(rb"(?i)\bFORMAT\s+(\w+)")
 FORMAT_CLAUSE = re.compile(rb"(?i)\bFORMAT\s+(\w+)\s*;?\s*$")
 STATEMENTS_WITHOUT_RESULT = re.compile(
     rb"(?i)\s*(INSERT|CREATE|DROP|ALTER|TRUNCATE|RENAME|OPTIMIZE|SET|USE|ATTACH|DETACH|SYSTEM)\b"
 )
 
-HTTP_STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 164: 403, 516: 403}
+HTTP_STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 48: 501, 164: 403, 516: 403}
 """HTTP status by ClickHouse's error code; other errors are 500."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -133,6 +134,7 @@ class HttpInterface:
         except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
             return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
         try:
+            _check_protocol(request.query.get("client_protocol_version", ""), statement)
             result = await asyncio.get_running_loop().run_in_executor(self._threads, execute, statement)
         except EmbeddedEngineError as error:
             return _error_response(error)
@@ -188,6 +190,21 @@ async def parse_statement(request: web.Request, max_bytes: int) -> Statement:
         parameters=parameters,
         settings=settings,
     )
+
+
+def _check_protocol(version: str, statement: Statement) -> None:
+    """Raise `EmbeddedEngineError` for Native of a protocol version: the engine writes and reads that of version 0."""
+    if version in ("", "0"):
+        return
+    names = FORMAT_NAME.findall(statement.sql)
+    if not names and not STATEMENTS_WITHOUT_RESULT.match(statement.sql):
+        names = [statement.format.encode()]
+    if any(name.lower() == b"native" for name in names):
+        raise EmbeddedEngineError(
+            "Code: 48. DB::Exception: the embedded engine has the format Native without client_protocol_version alone: "
+            "leave it out, ask for another format, or let the store write to a ClickHouse server (--url). "
+            "(NOT_IMPLEMENTED)"
+        )
 
 
 def _response_headers(statement: Statement, result: QueryResult) -> dict[str, str]:

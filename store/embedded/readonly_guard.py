@@ -38,16 +38,16 @@ MAX_SETTINGS: QueryLimits = {**INTERACTIVE, "max_threads": os.cpu_count() or 1, 
 ALLOWED_SETTINGS = frozenset(
     {
         "cast_string_to_dynamic_use_inference", "date_time_input_format", "date_time_output_format", "session_timezone",
-        "join_use_nulls", "log_comment",
+        "extremes", "http_write_exception_in_output_format", "join_use_nulls", "log_comment",
         "output_format_arrow_compression_method", "output_format_arrow_low_cardinality_as_dictionary",
         "output_format_arrow_string_as_string", "output_format_binary_write_json_as_string",
         "output_format_json_quote_64bit_integers", "output_format_json_quote_decimals",
         "output_format_json_quote_denormals", "output_format_native_write_json_as_string",
-        "output_format_parquet_compression_method", "output_format_parquet_string_as_string",
+        "output_format_parquet_compression_method", "output_format_parquet_string_as_string", "result_overflow_mode",
     }
 )  # fmt: skip
-"""Settings a reader may choose: what clients set about an answer's form. By name, for some of that kind name a file
-(``output_format_schema`` one that is written)."""
+"""Settings a reader may choose: what clients set about an answer's form and number of rows. By name, for some of that
+kind name a file (``output_format_schema`` one that is written)."""
 
 
 class ReadOnlyViolationError(Exception):

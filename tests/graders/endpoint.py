@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 Answer = Callable[[str], str]
+Refusal = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 class JudgeEndpoint:
@@ -17,6 +18,9 @@ class JudgeEndpoint:
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
+        self.refuse: Refusal = lambda body: None
+        """Gives the error that a request is refused with."""
+        self.usage: Any = {"prompt_tokens": 100, "completion_tokens": 10}
         self.faults: deque[int] = deque()
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
@@ -35,9 +39,10 @@ class JudgeEndpoint:
                 await asyncio.sleep(self.seconds)
             if self.faults and (status := self.faults.popleft()):
                 return web.json_response({"error": "no"}, status=status)
+            if error := self.refuse(body):
+                return web.json_response(error, status=400)
             message = {"role": "assistant", "content": self.answer(body["messages"][-1]["content"])}
-            usage = {"prompt_tokens": 100, "completion_tokens": 10}
-            return web.json_response({"choices": [{"message": message}], "usage": usage})
+            return web.json_response({"choices": [{"message": message}], "usage": self.usage})
         finally:
             self.num_at_once -= 1
 
@@ -71,3 +76,35 @@ def greater_of(text: str) -> str:
         for name in ("first", "second")
     )
     return json.dumps({"better": "tie" if first == second else "first" if first > second else "second"})
+
+
+def as_a_reasoning_model(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Refuse what OpenAI's reasoning models refuse, in their words."""
+    if "max_tokens" in body:
+        param, code = "max_tokens", "unsupported_parameter"
+        message = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    elif body.get("temperature", 1) != 1:
+        param, code = "temperature", "unsupported_value"
+        message = "'temperature' does not support 0 with this model. Only the default (1) value is supported."
+    else:
+        return None
+    return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
+
+
+def as_a_strict_server(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Refuse every field of sampling at once, as servers on pydantic do."""
+    extra = [name for name in ("temperature", "max_tokens", "max_completion_tokens") if name in body]
+    details = [
+        {"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted", "input": body[name]}
+        for name in extra
+    ]
+    return {"detail": details} if details else None
+
+
+def as_a_small_model(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Refuse the number of tokens, as vLLM does."""
+    message = (
+        f"'max_tokens' or 'max_completion_tokens' is too large: {body.get('max_tokens')}. This model's maximum context "
+        "length is 512 tokens and your request has 100 input tokens."
+    )
+    return {"error": {"message": message, "type": "BadRequestError", "param": "max_tokens", "code": 400}}

@@ -1,5 +1,6 @@
 """Functions in processes of their own, judges behind an endpoint, and the cache."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,18 @@ import pytest
 from lightningbus.graders.errors import GraderError
 from lightningbus.graders.grade import Grade
 from lightningbus.graders.grading import open_grading
+from lightningbus.graders.judges.judge import read_answer
 from lightningbus.graders.settings import GraderSettings
 from lightningbus.graders.submission import Submission
-from tests.graders.endpoint import greater_of, judging, score_of
+from tests.graders.endpoint import (
+    Refusal,
+    as_a_reasoning_model,
+    as_a_small_model,
+    as_a_strict_server,
+    greater_of,
+    judging,
+    score_of,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -108,6 +118,43 @@ async def test_an_endpoint_that_does_not_answer_is_asked_again_and_not_for_ever(
         endpoint.faults.append(400)
         (refused,) = await grade(settings({"j": judge(endpoint.url)}), 10)
         assert refused.error.startswith("j: judge 'j' refuses a request: status 400")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "sent", "num_refused"),
+    [(as_a_reasoning_model, {"max_completion_tokens"}, 2), (as_a_strict_server, set(), 2)],
+)
+async def test_fields_that_an_endpoint_refuses_are_left_out_of_later_questions(
+    refuse: Refusal, sent: set[str], num_refused: int
+) -> None:
+    async with judging(score_of) as endpoint:
+        endpoint.refuse = refuse
+        grades = await grade(settings({"j": judge(endpoint.url, concurrency=1, max_calls=3)}), 0, 5, 10)
+        assert [each.reward for each in grades] == [0.0, 0.5, 1.0]
+        assert len(endpoint.requests) == 3 + num_refused
+        assert set(endpoint.requests[-1]) == {"model", "messages", *sent}
+
+
+async def test_a_number_that_is_too_large_is_no_reason_to_send_none() -> None:
+    async with judging(score_of) as endpoint:
+        endpoint.refuse = as_a_small_model
+        (refused,) = await grade(settings({"j": judge(endpoint.url)}), 10)
+        assert "is too large: 1024" in refused.error and len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize("usage", ["1e999", "-5", "1" * 400, '"many"', "[7]", "true", "null"])
+async def test_a_count_of_tokens_that_is_nonsense_costs_nothing(usage: str) -> None:
+    body = f'{{"choices": [{{"message": {{"content": "4"}}}}], "usage": {{"prompt_tokens": {usage}}}}}'
+    assert read_answer(body.encode()).prompt_tokens in (0, 1)
+    for wrong in (usage, f'{{"prompt_tokens": {usage}, "completion_tokens": 10}}'):
+        whole = f'{{"choices": [{{"message": {{"content": "4"}}}}], "usage": {wrong}}}'
+        assert read_answer(whole.encode()).text == "4"
+
+
+def test_thoughts_among_the_parts_of_an_answer_are_not_its_text() -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "3?"}]}, {"type": "text", "text": "4\\ud800"}]
+    body = json.dumps({"choices": [{"message": {"content": parts}}]}).replace("\\\\", "\\")
+    assert read_answer(body.encode()).text == "4?"
 
 
 async def test_a_judge_without_a_usable_answer_is_tried_a_few_times_and_nothing_of_it_is_kept(tmp_path: Path) -> None:

@@ -53,16 +53,34 @@ def test_work_cannot_end_its_own_tag_and_a_long_conversation_loses_its_beginning
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [('{"score": 5}', 0.5), ('so: {"score": 1}, no, {"score": 10}', 1.0), ('{a} {"score": 0.0}', 0.0)],
+    [
+        ('{"score": 5}', 0.5),
+        ('so: {"score": 1}, no, {"score": 10}', 1.0),
+        ('{a} {"score": 0.0}', 0.0),
+        ('{"score": 5, "why": {"clear": true}}', 0.5),
+        ('{"score": 5, "why": {"score": 1, "brief": [{}]}}', 0.5),
+        ('{"grades": [{"score": 1}, {"of": {"score": 5}}]}', 0.5),
+        ('{so far {"score": 5}', 0.5),
+        ('{"score": 5} and {"why": "{"}', 0.5),
+        ("[" * 1000 + '{"score": 5}', 0.5),
+    ],
 )
 def test_the_last_score_counts_on_the_scale_of_the_settings(answer: str, expected: float) -> None:
     assert read_score(judge(), answer) == expected
 
 
-@pytest.mark.parametrize("answer", ["", "10", '{"score": 11}', '{"score": true}', '{"score": "9"}', '{"grade": 9}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "", "10", '{"score": 11}', '{"score": true}', '{"score": "9"}', '{"grade": 9}', '{"score": NaN}',
+        '{"score": 1e999}', f'{{"score": {"9" * 400}}}', f'{{"score": {"9" * 9000}}}', '{"score": ' + "[" * 100_000,
+        '{"score": ' * 100_000, "{" * 100_000, f'{{"score": {"[" * 500}{"]" * 500}}}',
+    ],
+)  # fmt: skip
 def test_an_answer_without_a_score_is_no_score(answer: str) -> None:
-    with pytest.raises(UnusableGradeError, match="the judge"):
+    with pytest.raises(UnusableGradeError, match="the judge") as raised:
         read_score(judge(), answer)
+    assert len(str(raised.value)) < 300
 
 
 def test_a_preference_is_one_of_three() -> None:

@@ -106,13 +106,118 @@ def test_a_tool_call_that_the_template_leaves_out_is_refused() -> None:
 
 
 def test_messages_that_a_template_cannot_render_are_named_with_the_file(chat_model: Path, tmp_path: Path) -> None:
-    """A template that adds a content of null to a text raises TypeError."""
-    tokenizer = AutoTokenizer.from_pretrained(chat_model)
-    tokenizer.chat_template = "{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}"
-    tokenizer.save_pretrained(tmp_path / "model")
-    path = write_lines(tmp_path / "chats.jsonl", [LINES[0], [CALLING[0], {**CALLING[1], "content": None}]])
+    """A template that adds a number to a text raises TypeError."""
+    model = with_template(chat_model, tmp_path, "{% for m in messages %}{{ '<' + m['name'] + '>' }}{% endfor %}")
+    named = [{**each, "name": "n"} for each in LINES[0]]
+    path = write_lines(tmp_path / "chats.jsonl", [named, [named[0], {**named[1], "name": 5}]])
     with pytest.raises(ValueError, match=r"chats\.jsonl.*2.*refuses the first 2 messages: can only concatenate str"):
-        load_demonstrations(path, tmp_path / "model")
+        load_demonstrations(path, model)
+
+
+def with_template(model: Path, place: Path, template: str) -> Path:
+    """A copy of a model's tokenizer and configuration, with another chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(place / "model")
+    (place / "model" / "config.json").write_text((model / "config.json").read_text())
+    return place / "model"
+
+
+READS_TEXT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
+)
+READS_PARTS = READS_TEXT.replace(
+    "{{ m.content }}",
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}",
+)
+A, B = {"type": "text", "text": "a"}, {"type": "output_text", "text": "b"}
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (READS_TEXT, [A], "a"),
+        (READS_TEXT, [A, B], "a\nb"),
+        (READS_TEXT, ["a", {"type": "refusal", "refusal": "b"}], "a\nb"),
+        (READS_TEXT, [A, {"type": "text", "text": None}], "a"),
+        (READS_TEXT, [], ""),
+        (READS_TEXT, None, ""),
+        (READS_PARTS, [A, B], "ab"),
+        (READS_PARTS, None, ""),
+        (READS_PARTS, "a", "a"),
+    ],
+)
+def test_content_is_the_text_that_vllm_makes_of_it(
+    chat_model: Path, tmp_path: Path, template: str, content: Any, expected: str
+) -> None:
+    model = with_template(chat_model, tmp_path, template)
+    chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+    (demonstration,) = load_demonstrations(write_lines(tmp_path / "chats.jsonl", [chat]), model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    (call,) = demonstration.calls
+    assert tokenizer.decode(call.prompt_ids) == f"<user>{expected}<assistant>"
+    assert tokenizer.decode(call.response_ids) == expected + tokenizer.eos_token
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (5, "message 2: its content is int: give a text, or a list of parts of text"),
+        ({"text": "x"}, "message 2: its content is dict"),
+        (
+            [{"type": "image_url", "image_url": {"url": "data:"}}],
+            "message 2: its content has a part of type 'image_url'",
+        ),
+        ([7], "message 2: its content has a part of type 'int'"),
+        ([{"type": "text", "text": 7}], "message 2: its content has a part whose text is not a text"),
+        ([{"type": ["text"]}], "message 2: its content has a part of type"),
+    ],
+)
+def test_content_that_is_not_text_is_refused_by_its_line(
+    chat_model: Path, tmp_path: Path, content: Any, sentence: str
+) -> None:
+    path = write_lines(tmp_path / "chats.jsonl", [LINES[0], [LINES[0][0], {"role": "assistant", "content": content}]])
+    path.write_text("\n\n" + path.read_text())
+    with pytest.raises(ValueError, match=f"chats.jsonl, line 4: {sentence}"):
+        load_demonstrations(path, chat_model)
+
+
+CALL_ROW = {"rollout": "a", "call": 0, "prompt_ids": [5, 6], "response_ids": [7]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"prompt_ids": None}, "it has no prompt_ids"),
+        ({"response_ids": None}, "it has no response_ids"),
+        ({"rollout": None}, "it has no rollout"),
+        ({"call": None}, "it has no call"),
+        ({"call": "x"}, "call is not the number of a call but 'x'"),
+        ({"prompt_ids": "text"}, "prompt_ids is not a list of token ids but 'text'"),
+        ({"prompt_ids": ["x"]}, "prompt_ids has 'x', which is not a token id"),
+        ({"response_ids": [-5]}, "response_ids has '-5', which is not a token id"),
+        ({"response_ids": [1.5]}, "response_ids has '1.5', which is not a token id"),
+        ({"response_ids": [True]}, "response_ids has 'True', which is not a token id"),
+        ({"response_ids": [2**70]}, "response_ids has token .*, but the model has 320"),
+        ({"rollout": ["a"]}, "rollout is not a name"),
+        ({}, "call 0 of rollout 'a' is in line 1 too"),
+    ],
+)
+def test_a_wrong_row_of_a_call_is_refused_by_its_line(
+    chat_model: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_text(f"{json.dumps(CALL_ROW)}\n\n{json.dumps(CALL_ROW | changes)}\n")
+    with pytest.raises(ValueError, match=f"calls.jsonl, line 3: {sentence}"):
+        load_demonstrations(path, chat_model)
+
+
+def test_calls_of_a_rollout_belong_together_wherever_their_rows_are(chat_model: Path, tmp_path: Path) -> None:
+    rows = [CALL_ROW | {"rollout": name, "call": index} for index in (1, 0) for name in ("a", "b")]
+    path = tmp_path / "calls.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_demonstrations(path, chat_model)
+    assert [(each.id, [call.index for call in each.calls]) for each in loaded] == [("a", [0, 1]), ("b", [0, 1])]
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +252,7 @@ def test_tokens_of_rollouts_are_taken_as_they_were_sampled(chat_model: Path, tmp
     assert [call.prompt_ids.tolist() for call in first.calls] == [[5, 6], [5, 6, 7, 8]]
     assert [call.response_ids.tolist() for call in first.calls] == [[7], [9, 10]]
     write_parquet(tmp_path / "other.parquet", [rollout("a", 0, 1.0, calls=[model_call(0, [5], [999])])])
-    with pytest.raises(ValueError, match="has token 999, but the model has 320"):
+    with pytest.raises(ValueError, match="line 1: response_ids has token 999, but the model has 320"):
         load_demonstrations(tmp_path / "other.parquet", chat_model)
 
 

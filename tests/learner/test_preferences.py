@@ -134,8 +134,46 @@ def test_groups_of_rollouts_become_pairs(chat_model: Path, tmp_path: Path, caplo
     assert "groups left out because no two of their rewards differ: 2" in caplog.text
     table = parquet.read_table(tmp_path / "all.parquet").drop_columns(["reward"])
     parquet.write_table(table, tmp_path / "bare.parquet")
-    with pytest.raises(ValueError, match="has no column reward: pairs are chosen by the rewards"):
+    with pytest.raises(ValueError, match="line 1: it has no column reward: pairs are chosen by the rewards"):
         load_preferences(tmp_path / "bare.parquet", chat_model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reward": "high"}, "line 4: reward is not a number but 'high'"),
+        ({"reward": float("nan")}, "line 4: reward is not a number but 'nan'"),
+        ({"prompt_ids": None}, "line 4: it has no prompt_ids"),
+    ],
+)
+def test_a_wrong_row_of_a_rollout_is_named(
+    chat_model: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    first = {"task": "t", "rollout": "a", "reward": 1.0, "call": 0, "prompt_ids": [5], "response_ids": [7]}
+    second = first | {"rollout": "b", "reward": 0.0}
+    path = tmp_path / "calls.jsonl"
+    path.write_text(f"{json.dumps(first)}\n\n\n{json.dumps(second | changes)}\n")
+    with pytest.raises(ValueError, match=sentence):
+        load_preferences(path, chat_model)
+
+
+def test_both_calls_of_rollouts_in_turn_are_compared(chat_model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"task": "t", "rollout": name, "reward": reward, "call": index, "prompt_ids": [5], "response_ids": [7 + index]}
+        for index in (0, 1)
+        for name, reward in (("a", 1.0), ("b", 0.0))
+    ]
+    path = write_pairs(tmp_path / "calls.jsonl", rows)
+    (preference,) = load_preferences(path, chat_model)
+    assert [len(answer.calls) for answer in (preference.chosen, preference.rejected)] == [2, 2]
+
+
+def test_parts_of_a_prompt_and_of_answers_are_texts(chat_model: Path, tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "two"}, {"type": "text", "text": "?"}]
+    in_parts = {"prompt": [{**USER, "content": parts}], "chosen": [GOOD], "rejected": [{**BAD, "content": ["5"]}]}
+    in_text = {"prompt": [{**USER, "content": "two\n?"}], "chosen": [GOOD], "rejected": [BAD]}
+    first, second = load_preferences(write_pairs(tmp_path / "pairs.jsonl", [in_parts, in_text]), chat_model)
+    assert texts_of(first, tmp_path) == texts_of(second, tmp_path)
 
 
 def pair(number: int, chosen: list[int], rejected: list[int]) -> Preference:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -69,6 +70,39 @@ async def test_who_takes_more_than_it_may_is_an_agent_error_that_names_the_limit
     assert greedy.end is not None and greedy.end.outcome == "agent_error", greedy.end
     assert sentence in greedy.end.error
     assert after.end is not None and after.end.outcome == "ok", "the next rollout has a fresh process"
+
+
+FORKS = """
+import os, signal, sys
+shared = bytearray(os.urandom(64 * 2**20))
+children = []
+for _ in range(8):
+    pid = os.fork()
+    if pid == 0:
+        own = bytearray(os.urandom(int(sys.argv[1]) * 2**20))
+        os.write(1, b"ready\\n")
+        signal.pause()
+    children.append(pid)
+signal.pause()
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("own_mib", "sentence"), [(1, ""), (24, r"the agent held 0\.[23]\d GiB in 9 processes; ")])
+def test_memory_that_forks_share_counts_once(own_mib: int, sentence: str) -> None:
+    """64 MiB in 9 processes are 0.56 GiB by their RSS."""
+    process = subprocess.Popen([sys.executable, "-c", FORKS, str(own_mib)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        for _ in range(8):
+            assert process.stdout.readline() == b"ready\n"
+        reason = ResourceLimits(memory_limit_gib=0.2).find_violation(process.pid)
+        assert re.match(sentence, reason) if sentence else reason == ""
+    finally:
+        for pid in descendants(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
 
 
 async def test_each_process_has_a_directory_of_its_own_and_nothing_of_it_is_left(

@@ -197,8 +197,8 @@ async def test_a_bad_workspace_costs_its_own_rollout_and_is_not_tried_again(
         ({"directory": "nowhere"}, "there is no 'nowhere' in"),
         ({"directory": "../outside"}, "is no path below `workspace.sources`"),
         ({"directory": "/etc"}, "is no path below `workspace.sources`"),
-        ({"git": "repository", "commit": "0" * 40}, "is no git repository with the commit '000"),
-        ({"git": "calc"}, "is no git repository with the commit 'HEAD'"),
+        ({"git": "repository", "commit": "0" * 40}, "has no commit '000"),
+        ({"git": "calc"}, "fatal: not a git repository"),
         ({"git": "calc", "commit": "--output=x"}, "names the commit '--output=x', which is none"),
         ({"archive": "out.tar"}, "has a path that leads out: '../out'"),
         ({"archive": "link.tar"}, "has a link that leads out: inner/link"),
@@ -264,7 +264,13 @@ for place in {[str(sources), str(sources / "hidden"), "/grade"]!r}:
 import socket
 try: socket.create_connection(("192.0.2.1", 443), 1); seen["network"] = True
 except OSError as error: seen["network"] = error.errno
-result = {{"reward": 1, "seen": seen, "here": os.getcwd(), "home": os.environ["HOME"], "files": os.listdir(".")}}
+told = pathlib.Path("/proc/1/cmdline").read_text()
+def read(place):
+    try: return len(pathlib.Path(place).read_bytes())
+    except OSError: return 0
+private = [read("/etc/shadow"), read("/etc/gshadow")]
+result = {{"reward": 1, "seen": seen, "here": os.getcwd(), "home": os.environ["HOME"], "files": os.listdir("."),
+          "told": told, "private": private, "users": read("/etc/passwd")}}
 """
     inputs = [{"workspace": {"directory": "calc"}}]
     (batch,) = await play(bus, sources, inputs, looks, "bubblewrap", working_dir=sources.parent)
@@ -275,6 +281,8 @@ result = {{"reward": 1, "seen": seen, "here": os.getcwd(), "home": os.environ["H
         "/home/agent",
         ["calc.py", "tests"],
     )
+    assert str(sources.parent / "workspaces") not in result["told"] and "-bind" not in result["told"]
+    assert result["private"] == [0, 0] and result["users"] > 0
     assert result["seen"] == {str(sources): [], str(sources / "hidden"): None, "/grade": None, "network": 101}
 
 

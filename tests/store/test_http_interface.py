@@ -118,6 +118,29 @@ async def test_plain_http_as_curl_would(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sql", "params", "status"),
+    [
+        ("SELECT 8 AS a", {"default_format": "Native", "client_protocol_version": "54460"}, 501),
+        ("SELECT 8 AS a FORMAT Native", {"client_protocol_version": "54454"}, 501),
+        ("SELECT 8 AS a FORMAT native SETTINGS max_threads = 1", {"client_protocol_version": "1"}, 501),
+        ("INSERT INTO t FORMAT Native\n", {"client_protocol_version": "54454"}, 501),
+        ("SELECT 8 AS a", {"default_format": "Native"}, 200),
+        ("SELECT 8 AS a", {"default_format": "Native", "client_protocol_version": "0"}, 200),
+        ("SELECT 8 AS a FORMAT JSON", {"default_format": "Native", "client_protocol_version": "54460"}, 200),
+        ("SELECT 8 AS a", {"client_protocol_version": "54460"}, 200),
+    ],
+)
+async def test_native_of_a_protocol_version_is_refused_in_a_sentence(
+    url: str, sql: str, params: dict[str, str], status: int
+) -> None:
+    """A client that names a version reads another form of Native than the engine writes."""
+    async with aiohttp.ClientSession() as http, http.post(url, data=sql, params=params) as answer:
+        body = await answer.read()
+        assert answer.status == status, body
+        assert (b"client_protocol_version" in body and b"--url" in body) == (status == 501)
+
+
+@pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({}, 200),

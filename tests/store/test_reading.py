@@ -186,6 +186,24 @@ def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
         readonly_guard.restrict_settings({"allow_experimental_eval_table_function": "1"})
 
 
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"max_result_rows": "1000", "result_overflow_mode": "break", "max_block_size": "500"}, 1000),
+        ({"max_result_rows": "200", "result_overflow_mode": "break", "extremes": "0", "max_block_size": "100"}, 200),
+        ({"extremes": "1"}, 5002),
+    ],
+)
+async def test_drivers_bound_the_rows_of_an_answer(store: StoreProcess, settings: dict[str, str], rows: int) -> None:
+    """As JDBC, DBeaver and Metabase do."""
+    async with aiohttp.ClientSession() as http:
+        sent = {"query": "SELECT number FROM numbers(5000)", **settings}
+        async with http.get(store.url.replace("writer:", "reader:"), params=sent) as answer:
+            text = await answer.text()
+    assert answer.status == 200, text
+    assert len(text.split()) == rows
+
+
 def test_a_reader_lowers_its_limits_in_sql_and_by_the_stock_client(anybody: Client) -> None:
     sql = "SELECT toUInt64(getSetting('max_execution_time'))"
     assert anybody.query(f"{sql} SETTINGS max_execution_time = 3").first_row == (3,)

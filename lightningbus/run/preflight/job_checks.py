@@ -14,6 +14,7 @@ from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
+from lightningbus.run.preflight.judge_checks import check_judges
 from lightningbus.run.preflight.learner_checks import check_formats, check_functions, check_learner
 from lightningbus.run.preflight.memory_check import Target, check_memory
 from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
@@ -92,6 +93,8 @@ def run_checks(
         check_bus_program(settings)
         check_ports(settings)
     yield from check_servers(settings)
+    if is_here:
+        yield from check_judges(settings)
     trained_inputs: set[str] = set()
     for source in job.learner.task_sources:
         tasks = load_tasks(source)

@@ -24,6 +24,7 @@ from lightningbus.bus.security.users import allow_policies, create_users
 from lightningbus.bus.streams.specs import DEFAULT_POLICIES, ConsumerSpec, runner_consumers
 from lightningbus.common.aio import cancel_and_wait, first_completed, run_unless
 from lightningbus.common.listeners import is_loopback
+from lightningbus.common.loopback_proxies import bypass_loopback
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import LiveView, console
 from lightningbus.run.display.notebook_view import choose_view
@@ -173,6 +174,7 @@ async def start_stack(
         if not (is_evaluation and directory.is_beside_training()):
             directory.make_latest()
 
+    os.environ.update(bypass_loopback(os.environ))  # Python programs start children and trackers here.
     async with AsyncExitStack() as exits:
         exits.callback(directory.clear_endpoints)
         keys = KeyPaths.create(directory, settings, policies)

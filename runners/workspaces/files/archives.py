@@ -1,14 +1,23 @@
 """Archives that become a workspace: unpacked within bounds, and never outside of their directory."""
 
+import errno
 import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from tarfile import EOFHeaderError, HeaderError, ReadError  # type: ignore[attr-defined]
+from typing import Self
 
 from lightningbus.runners.workspaces.errors import WorkspaceRefusedError
 from lightningbus.runners.workspaces.specification import is_inside, leads_out
+from lightningbus.schemas.text import shorten_line
 
 GIB = 2**30
+MAX_REASON_LETTERS = 200
+CHUNK_BYTES = 2**20
+ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+FAULTS_OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EILSEQ})
+"""Errors of files whose names are too long, or are those of a file and of a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +36,37 @@ class SizeLimits:
 
 
 def unpack(archive: Path, target: Path, limits: SizeLimits) -> None:
-    """Unpack a file of tar or zip; raise `WorkspaceRefusedError` for one that is neither, too large, or leads out."""
+    """Unpack a file of tar or zip, and check it to its end.
+
+    Raises `WorkspaceRefusedError` for one that is neither, damaged, too large, or leads out; OSError for a fault of
+    this machine.
+    """
     target.mkdir()
     try:
-        if zipfile.is_zipfile(archive):
+        if _is_zip(archive):
             _unpack_zip(archive, target, limits)
         else:
             _unpack_tar(archive, target, limits)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as error:
-        raise WorkspaceRefusedError(f"the archive {archive.name} cannot be unpacked: {error}") from None
-    except RuntimeError as error:  # a member of a zip that has a password
-        raise WorkspaceRefusedError(f"the archive {archive.name} cannot be unpacked: {error}") from None
+    except (WorkspaceRefusedError, MemoryError):
+        raise
+    except Exception as error:  # The libraries raise errors of many kinds for damaged bytes.
+        if isinstance(error, OSError) and error.errno is not None and error.errno not in FAULTS_OF_NAMES:
+            raise
+        reason = shorten_line(str(error) or type(error).__name__, MAX_REASON_LETTERS)
+        raise WorkspaceRefusedError(f"the archive {archive.name} cannot be unpacked: {reason}") from None
+
+
+def _is_zip(archive: Path) -> bool:
+    """Return whether an archive is a zip; a tar may end with a zip that is one of its files."""
+    with archive.open("rb") as file:
+        if file.read(len(ZIP_STARTS[0])) in ZIP_STARTS:
+            return True
+    return zipfile.is_zipfile(archive) and not tarfile.is_tarfile(archive)
 
 
 def _unpack_tar(archive: Path, target: Path, limits: SizeLimits) -> None:
     num_files = num_bytes = 0
-    with tarfile.open(archive) as file:
+    with tarfile.open(archive, tarinfo=_Member) as file:
         for member in file:
             _check_name(archive, member.name)
             num_files, num_bytes = num_files + 1, num_bytes + member.size
@@ -50,6 +74,27 @@ def _unpack_tar(archive: Path, target: Path, limits: SizeLimits) -> None:
             if member.issym() and leads_out(PurePosixPath(member.name), member.linkname):
                 raise WorkspaceRefusedError(f"the archive {archive.name} has a link that leads out: {member.name}")
             file.extract(member, target, filter="data")
+            if member.isdir() and not (target / member.name).is_dir():  # Python's tarfile leaves a file there.
+                raise FileExistsError(errno.EEXIST, "a file and a directory have one name", member.name)
+        assert file.fileobj is not None, "it is open"
+        num_bytes = 0
+        while rest := file.fileobj.read(CHUNK_BYTES):  # A compressed file has its check sum at its end.
+            num_bytes += len(rest)
+            limits.check(0, num_bytes)
+
+
+class _Member(tarfile.TarInfo):
+    """A file of a tar whose end is its mark; for Python's tarfile a damaged header, or no more bytes, ends it too."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
+        """Read the next header; raise ReadError for one that is damaged or missing."""
+        try:
+            return super().fromtarfile(tarfile)
+        except EOFHeaderError:
+            raise
+        except HeaderError as error:
+            raise ReadError(f"it is damaged, or ends too soon: {error}") from None
 
 
 def _unpack_zip(archive: Path, target: Path, limits: SizeLimits) -> None:

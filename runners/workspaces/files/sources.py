@@ -4,7 +4,9 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
@@ -13,12 +15,11 @@ from lightningbus.runners.workspaces.specification import leads_out
 
 GIT_SECONDS = 300.0
 GIT_ENVIRONMENT = {
-    "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_SYSTEM": os.devnull,
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_LFS_SKIP_SMUDGE": "1",
 }
-"""No setting of a user changes what is checked out."""
+"""No setting of the system or a user changes what is checked out."""
 
 
 def find_source(path: str, sources: Sequence[Path]) -> Path:
@@ -87,35 +88,53 @@ def check_tree(directory: Path, limits: SizeLimits) -> None:
 
 def _check_out(repository: Path, commit: str, target: Path) -> None:
     """Check out one commit without the others: an agent cannot look up how its task was solved later."""
-    commit_id = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
-    if commit_id is None:
-        raise WorkspaceRefusedError(f"{repository} is no git repository with the commit {commit!r}")
-    commands = [
-        ["init", "--quiet", "--initial-branch", "main"],
-        ["fetch", "--quiet", "--no-tags", "--depth", "1", f"file://{repository.resolve()}", commit_id.strip()],
-        ["checkout", "--quiet", "-B", "main", "FETCH_HEAD"],
-    ]
-    target.mkdir()
-    for command in commands:
-        if _git(target, *command) is None:
-            raise WorkspaceFailedError(f"git {command[0]} failed for the commit {commit!r} of {repository}")
+    if not repository.is_dir():
+        raise WorkspaceRefusedError(f"{repository} is not a git repository: it is not a directory")
+    place = repository.resolve()
+    with _trusting(place) as trust:
+        resolved = _git(place, trust, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
+        if resolved.returncode and resolved.stderr.strip():
+            raise WorkspaceRefusedError(f"git cannot read the repository {repository}: {_last_line(resolved.stderr)}")
+        if resolved.returncode:
+            raise WorkspaceRefusedError(f"the git repository {repository} has no commit {commit!r}")
+        commands = [
+            ["init", "--quiet", "--initial-branch", "main"],
+            ["fetch", "--quiet", "--no-tags", "--depth", "1", place.as_uri(), resolved.stdout.strip()],
+            ["checkout", "--quiet", "-B", "main", "FETCH_HEAD"],
+        ]
+        target.mkdir()
+        for command in commands:
+            done = _git(target, trust, *command)
+            if done.returncode:
+                reason = _last_line(done.stderr)
+                raise WorkspaceFailedError(f"git {command[0]} of {commit!r} failed for {repository}: {reason}")
     (target / ".git" / "FETCH_HEAD").unlink(missing_ok=True)
 
 
-def _git(directory: Path, *words: str) -> str | None:
-    """Run git in a directory; None if it fails. Raises `WorkspaceFailedError` if it does not end, or is not there."""
+@contextmanager
+def _trusting(repository: Path) -> Iterator[Path]:
+    """Have a file of git's settings that trusts one repository of any owner, and nothing else, while the block runs."""
+    with tempfile.NamedTemporaryFile("w", prefix="lightningbus-git-", errors="surrogateescape") as file:
+        file.write("[safe]\n")
+        for place in (repository, repository / ".git"):  # Git names one of them, the process that sends the other.
+            quoted = str(place).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            file.write(f'\tdirectory = "{quoted}"\n')
+        file.flush()
+        yield Path(file.name)
+
+
+def _git(directory: Path, settings: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run git in a directory; raise `WorkspaceFailedError` if it does not end."""
     place = directory.resolve()
     ceiling = {"GIT_CEILING_DIRECTORIES": str(place.parent)}  # a repository that the directory lies in is not named
+    environment = {**os.environ, **GIT_ENVIRONMENT, **ceiling, "GIT_CONFIG_GLOBAL": str(settings)}
     try:
-        done = subprocess.run(
-            ["git", *words], cwd=place, env={**os.environ, **GIT_ENVIRONMENT, **ceiling}, stdin=subprocess.DEVNULL,
+        return subprocess.run(
+            ["git", *words], cwd=place, env=environment, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=GIT_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise WorkspaceFailedError(f"git {words[0]} did not end in {GIT_SECONDS:g} s") from None
-    except NotADirectoryError:
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def check_git() -> None:

@@ -1,0 +1,21 @@
+"""No client asks a proxy for this machine: its addresses join the environment's list of hosts without a proxy. Pure."""
+
+from collections.abc import Mapping
+
+HOSTS = ("localhost", "127.0.0.1", "::1")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+EXCEPTIONS = ("no_proxy", "NO_PROXY")
+"""Names under which libraries look for the exceptions; most read the first one first, Go reads the second."""
+
+
+def bypass_loopback(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """Return the variables that keep requests to this machine from the environment's proxies; none without a proxy.
+
+    ``hosts`` are further names and addresses of this machine.
+    """
+    if not any(name.lower() in PROXIES and value for name, value in environment.items()):
+        return {}
+    exceptions = next(filter(None, map(environment.get, EXCEPTIONS)), "")
+    listed = [entry.strip() for entry in exceptions.split(",") if entry.strip()]
+    joined = "*" if "*" in listed else ",".join(dict.fromkeys((*listed, *HOSTS, *hosts)))
+    return dict.fromkeys(EXCEPTIONS, joined)
