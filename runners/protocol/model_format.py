@@ -127,6 +127,9 @@ def _append(turns: list[list[Any]], message: Any, model_format: ModelFormat) -> 
 
 def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[str, Any]:
     adapted = {**message, "role": "system"} if message.get("role") == "developer" else message
+    if "reasoning_content" in adapted:  # vLLM's /tokenize knows a thought by its other name alone
+        rest = {name: value for name, value in adapted.items() if name != "reasoning_content"}
+        adapted = {**rest, "reasoning": adapted.get("reasoning") or adapted["reasoning_content"]}
     content = adapted.get("content")
     if not model_format.reads_images and isinstance(content, list) and any(map(is_image, content)):
         parts = [left_out_part("image") if is_image(part) else part for part in content]
