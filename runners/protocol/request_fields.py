@@ -205,7 +205,7 @@ RESPONSES_INCLUDE = FieldTable(
         "computer_call_output.output.image_url": VENDOR_TOOLS,
         "file_search_call.results": VENDOR_TOOLS,
         "message.input_image.image_url": "the agent has the images that it sends",
-        "reasoning.encrypted_content": "thoughts are given in the clear",
+        "reasoning.encrypted_content": "each thought has it",
         "web_search_call.action.sources": VENDOR_TOOLS,
         "web_search_call.results": VENDOR_TOOLS,
     },

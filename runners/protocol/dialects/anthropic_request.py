@@ -15,6 +15,7 @@ from lightningbus.runners.protocol.request_fields import (
     MESSAGES_TOOL,
     MESSAGES_TOOL_CHOICE,
 )
+from lightningbus.runners.protocol.thoughts import unseal
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
@@ -105,7 +106,7 @@ def _assistant_messages(blocks: list[dict[str, Any]], history: TokenHistory) -> 
         elif kind == "compaction":
             texts.append(str(block.get("content") or ""))
         elif kind == "thinking":
-            thoughts.append(str(block.get("thinking") or ""))
+            thoughts.append(str(block.get("thinking") or unseal(block.get("signature"))))
         elif kind == "tool_use":
             value, id = block.get("input") or {}, block.get("id")
             sampled = history.sampled_arguments(id, value, input_of)

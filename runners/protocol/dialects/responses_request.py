@@ -17,6 +17,7 @@ from lightningbus.runners.protocol.request_fields import (
     RESPONSES_STREAM_OPTIONS,
     RESPONSES_TEXT,
 )
+from lightningbus.runners.protocol.thoughts import unseal
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
@@ -100,7 +101,8 @@ class _Conversation:
             content = _content(item.get("output"))
             self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         elif kind == "reasoning":
-            thought = text_of(item.get("content")) or text_of(item.get("summary"))
+            sealed = unseal(item.get("encrypted_content"))
+            thought = text_of(item.get("content")) or sealed or text_of(item.get("summary"))
             if thought:
                 self._begin_answer()["reasoning"] = thought
         elif kind == "item_reference":
