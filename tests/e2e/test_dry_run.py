@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from lightningbus.inference.engine.base import Engine
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.preflight.call_checks import UnfitCallError, find_unread
+from lightningbus.run.preflight.call_checks import UnfitCallError, find_misfit, find_unread
 from lightningbus.run.preflight.chat_template import ChatTemplate
 from lightningbus.run.preflight.scripted_engine import ModelCall, scripted_vllm
 from tests.learner.conftest import tiny_model
@@ -239,6 +239,47 @@ async def test_each_part_that_the_template_leaves_out_is_named(tmp_path: Path) -
             "the model's thoughts before a user's next message",
             "the model's thoughts before a tool's result",
         ]
+
+
+CALLING = """
+{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+ARGUMENTS = (
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}"
+)
+FORMS = {
+    "hermes": (
+        '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+    ),
+    "pythonic": f"[{{{{ c.function.name }}}}({ARGUMENTS})]",
+    "none": "I call {{ c.function.name }}.",
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("form", "parser", "sentence"),
+    [
+        ("hermes", "hermes", ""),
+        ("pythonic", "hermes", "'pythonic'"),
+        ("none", "hermes", "no parser of vLLM does"),
+    ],
+)
+async def test_a_tool_parser_that_does_not_fit_the_template_is_named_beside_one_that_does(
+    form: str, parser: str, sentence: str, tmp_path: Path
+) -> None:
+    template = CALLING.replace("CALL", FORMS[form])
+    node = node_of(make_model(tmp_path / "model", lambda _: template), tmp_path, tool_parser=parser)
+    async with scripted_vllm(node, ["policy"]) as server:
+        try:
+            found = await find_misfit(server, node, "policy")
+        except UnfitCallError as error:
+            found = str(error)
+    assert sentence in found and found.startswith(f"inference.tool_parser: {parser!r} does not" if sentence else "")
+    assert bool(found) == bool(sentence), found
 
 
 AGENTS = """

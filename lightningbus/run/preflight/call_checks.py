@@ -4,11 +4,14 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from lightningbus.inference.engine.base import Engine
+from lightningbus.inference.engine.vllm_command import list_parsers
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.chat_parts import ChatPart, list_parts
 from lightningbus.run.preflight.chat_template import ChatTemplate
 from lightningbus.run.preflight.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
+from lightningbus.run.preflight.tool_parser_check import find_fitting_parsers
 from lightningbus.runners.protocol.dialects.base import text_of
 from lightningbus.runners.protocol.message_parts import SYSTEM_ROLES
 
@@ -45,12 +48,29 @@ async def check_calls(
                 adapted = [await _adapt(template, call) for call in of_node]
                 async for refusal in find_refusals(engine, adapted):
                     raise UnfitCallError(refusal)
+                calls_tools = "tool" in list_parsers(node) and any(call.body.get("tools") for call in of_node)
+                if calls_tools and (misfit := await find_misfit(engine, node, str(of_node[0].body["model"]))):
+                    yield misfit
                 async for sentence in find_unread(template, of_node, thinks=node.reasoning_parser is not None):
                     yield f"{node.model_path}: {sentence}"
         except VllmStartError as error:
             if is_here:
                 raise
             yield str(error)
+
+
+async def find_misfit(engine: Engine, node: InferenceSettings, model: str) -> str:
+    """Describe a tool parser that does not read the calls of its model's template; empty: it reads them.
+
+    Raises `UnfitCallError` where another parser fits.
+    """
+    fitting = await find_fitting_parsers(engine, node, model)
+    if fitting is None:
+        return ""
+    problem = f"inference.tool_parser: {node.tool_parser!r} does not read a call as the template of {model!r} writes it"
+    if fitting:
+        raise UnfitCallError(f"{problem}; {' or '.join(map(repr, fitting))} does")
+    return f"{problem}, and no parser of vLLM does: the model's own calls may have another form"
 
 
 async def find_unread(

@@ -34,11 +34,11 @@ class ChatTemplate:
         messages = chat["messages"]
         return {**chat, "messages": adapt_messages(messages, await self._find_format(str(chat["model"]), messages))}
 
-    async def render(self, chat: dict[str, Any]) -> Tokenized | None:
-        """Render a chat to tokens; None where the template refuses the chat."""
+    async def render(self, chat: dict[str, Any], *, is_answered: bool = False) -> Tokenized | None:
+        """Render a chat to tokens, with the start of an answer unless it ``is_answered``; None: it is refused."""
         call = ChatRequest.parse(await self.adapt(chat), chat=True)
         goes_on = bool(chat.get("continue_final_message"))
-        request = call.to_tokenize_request(call.body["messages"], is_answered=goes_on)
+        request = call.to_tokenize_request(call.body["messages"], is_answered=is_answered or goes_on)
         return await self._tokenize({**request, "continue_final_message": goes_on})
 
     async def find_unread(self, chat: dict[str, Any]) -> AsyncIterator[ChatPart]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.inference.engine.base import Engine, EngineError
+from lightningbus.inference.engine.parser_trial import MIDDLEWARE
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
@@ -50,7 +51,7 @@ async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> Async
     scripted = node.model_copy(
         update={
             "vllm_command": [python, "-P", "-m", "lightningbus.inference.engine.scripted_core"],
-            "vllm_args": [*node.vllm_args, "--served-model-name", *models],
+            "vllm_args": [*node.vllm_args, "--middleware", MIDDLEWARE, "--served-model-name", *models],
             "model": models[0],
             "lora": None,
             "frozen": True,  # there are no weights to take
