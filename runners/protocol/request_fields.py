@@ -259,10 +259,9 @@ MESSAGES_THINKING = FieldTable(
 MESSAGES_TOOL_CHOICE = FieldTable("tool_choice.", frozenset({"disable_parallel_tool_use", "name", "type"}))
 MESSAGES_TOOL = FieldTable(
     "tools.",
-    frozenset({"description", "input_schema", "name", "strict", "type"}),
+    frozenset({"defer_loading", "description", "input_schema", "name", "strict", "type"}),
     {
         "cache_control": VENDOR_CACHE,
-        "defer_loading": "the model knows the tool from the beginning",
         "eager_input_streaming": "it says in which pieces a stream comes",
     },
     {
