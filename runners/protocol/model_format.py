@@ -140,7 +140,7 @@ def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[s
             adapted = _write_calls(adapted)
     if adapted.get("role") == "tool" and not model_format.renders_tool_results:
         parts = [text_part("<tool_response>\n"), *_parts(adapted), text_part("\n</tool_response>")]
-        adapted = _message("user", join_parts(parts))
+        adapted = _message("user", join_parts(parts, ""))
     return adapted
 
 
@@ -161,7 +161,7 @@ def _write_calls(message: dict[str, Any]) -> dict[str, Any]:
         separator = "\n" if any(part.get("text") for part in parts) else ""
         parts.append(text_part(f"{separator}<tool_call>\n{text}\n</tool_call>"))
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**rest, "content": join_parts(parts)}
+    return {**rest, "content": join_parts(parts, "")}
 
 
 def _with_object(call: Any) -> Any:
@@ -179,12 +179,14 @@ def _merge(turn: Sequence[dict[str, Any]]) -> dict[str, Any]:
     parts = _parts(turn[0])
     for message in turn[1:]:
         parts += [text_part("\n\n"), *_parts(message)]
-    return {**turn[0], "content": join_parts(parts)}
+    return {**turn[0], "content": join_parts(parts, "")}
 
 
 def _parts(message: dict[str, Any]) -> list[Any]:
+    """List the parts of a message; those of text alone become one part."""
     content = message.get("content")
-    return list(content) if isinstance(content, list) else [text_part(content)]
+    content = join_parts(content) if isinstance(content, list) else content
+    return content if isinstance(content, list) else [text_part(content)]
 
 
 def _call(word: str) -> dict[str, Any]:

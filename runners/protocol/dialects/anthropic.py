@@ -85,7 +85,8 @@ class AnthropicEncoder:
         if not self._begun:
             self._begun = True
             message = {**message_head(chunk, self._model), "stop_reason": None, "stop_sequence": None, "content": []}
-            events += _event("message_start", message={**message, "usage": _usage(None)})
+            usage = chunk.get("usage") or {"prompt_tokens": len(chunk.get("prompt_token_ids") or ())}
+            events += _event("message_start", message={**message, "usage": _usage(usage)})
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", ()):
             delta = choice.get("delta") or {}

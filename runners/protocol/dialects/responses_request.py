@@ -44,7 +44,7 @@ def chat(body: dict[str, Any], history: TokenHistory, tools: ResponsesTools) -> 
     RESPONSES_REASONING.check_known(reasoning)
     RESPONSES_INCLUDE.check_known(dict.fromkeys(body.get("include") or (), True))
     request = {name: value for name, value in body.items() if name not in RESPONSES.names and value is not None}
-    request |= {"messages": _messages(body, history, tools), "stream": bool(body.get("stream"))}
+    request |= {"messages": _messages(body, history, tools), "stream": body.get("stream") or False}
     request["stream_options"] = {"include_usage": True}
     choice, functions = tools.choose(body.get("tool_choice"))
     mapped = {
@@ -122,11 +122,12 @@ class _Conversation:
         role = ROLES.get(str(item.get("role")))
         if role is None:
             raise ValueError(f"no message has the role {item.get('role')!r}")
-        content = _content(item.get("content"))
-        if role == "assistant":
-            self._answer()["content"] = content if isinstance(content, str) else text_of(content)
+        if role == "assistant":  # its parts are those of one sampled text
+            content = item.get("content")
+            parts = content if isinstance(content, str) else [_part(part) for part in content or ()]
+            self._answer()["content"] = text_of(parts)
         else:
-            self._messages.append({"role": role, "content": content})
+            self._messages.append({"role": role, "content": _content(item.get("content"))})
 
     def _add_call(self, item: dict[str, Any], arguments: str) -> None:
         answer, call_id = self._answer(goes_on=True), item.get("call_id")
