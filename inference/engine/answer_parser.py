@@ -104,17 +104,25 @@ async def parse(chat: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def detokenize(tokenizer: Any, request: Any, prompt_ids: list[int], choice: dict[str, Any]) -> str:
     """Decode an answer by vLLM's own detokenizer: without its end token, and up to a stop string."""
+    tokens = choice["token_ids"]
+    detokenizer = new_detokenizer(tokenizer, request, prompt_ids, len(tokens))
+    ends_by_token = choice["finish_reason"] == "stop" and not isinstance(choice["stop_reason"], str)
+    detokenizer.update(tokens, ends_by_token)
+    return str(detokenizer.get_next_output_text(finished=True, delta=False))
+
+
+def new_detokenizer(tokenizer: Any, request: Any, prompt_ids: list[int], num_tokens: int) -> Any:
+    """Make vLLM's own detokenizer for an answer of so many tokens."""
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    tokens = choice["token_ids"]
-    detokenizer = IncrementalDetokenizer.from_new_request(
+    return IncrementalDetokenizer.from_new_request(
         tokenizer,
         EngineCoreRequest(
             request_id="parse",
             prompt_token_ids=prompt_ids,
             mm_features=None,
-            sampling_params=request.to_sampling_params(max(len(tokens), 1), {}),
+            sampling_params=request.to_sampling_params(max(num_tokens, 1), {}),
             pooling_params=None,
             arrival_time=0.0,
             lora_request=None,
@@ -122,9 +130,6 @@ def detokenize(tokenizer: Any, request: Any, prompt_ids: list[int], choice: dict
             data_parallel_rank=None,
         ),
     )
-    ends_by_token = choice["finish_reason"] == "stop" and not isinstance(choice["stop_reason"], str)
-    detokenizer.update(tokens, ends_by_token)
-    return detokenizer.get_next_output_text(finished=True, delta=False)
 
 
 async def _once(item: Any) -> AsyncIterator[Any]:

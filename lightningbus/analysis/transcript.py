@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
@@ -15,6 +16,7 @@ from lightningbus.run.display.terminal import Terminal, render_html, render_text
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 from lightningbus.run.run_data.run_names import check_run
+from lightningbus.run.run_data.token_texts import read_tokens
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.semconv.rewards import reward_dimensions
 from lightningbus.schemas.semconv.span_kinds import entity_name, kind_of, summarize
@@ -30,8 +32,8 @@ TASK = """
 SELECT input, labels FROM tasks WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} LIMIT 1
 """
 CALLS = """
-SELECT c.call AS call, c.role AS role, c.node AS node, c.finish_reason AS finish_reason, p.request AS request,
-    a.response AS response, c.prompt_tokens AS prompt_tokens, c.started_at AS started_at
+SELECT c.call AS call, c.role AS role, c.model AS model, c.node AS node, c.finish_reason AS finish_reason,
+    p.request AS request, a.response AS response, c.prompt_tokens AS prompt_tokens, c.started_at AS started_at
 FROM model_calls AS c INNER JOIN prompts AS p USING (run_id, rollout_id, execution_id, call)
 INNER JOIN completions AS a USING (run_id, rollout_id, execution_id, call)
 WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} AND execution_id = {execution_id:String}
@@ -47,6 +49,10 @@ SELECT name, status, status_message, attributes, started_at, date_diff('microsec
     ended_at) / 1e6 AS seconds
 FROM spans WHERE run_id = {{run_id:String}} AND rollout_id = {{rollout_id:String}}
     AND execution_id = {{execution_id:String}} AND {AGENT_SPANS} ORDER BY started_at
+"""
+PROMPTS = """
+SELECT call, prompt_ids FROM prompts
+WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} AND execution_id = {execution_id:String}
 """
 PRINTED = """
 SELECT attributes[{name:String}] AS printed FROM spans
@@ -65,14 +71,21 @@ class Transcript:
     rollout: Mapping[str, Any]
     """The attempt, with ``input`` and ``labels`` of its task where the store has it, and what the agent ``printed``."""
     calls: list[Mapping[str, Any]]
+    """Model calls in order; ``prompt`` is the text of the tokens that the model read, where `load` was asked for it."""
     tokens: Mapping[int, list[Mapping[str, Any]]]
     """Tokens of each call."""
     spans: list[Mapping[str, Any]]
     """Spans of the agent's own instrumentation, and the events that it reported."""
 
     @classmethod
-    def load(cls, client: Client, rollout: str, run: str) -> "Transcript":
-        """Load the newest such rollout of a run (empty: of any); raise `UserError` when there is none. Blocks."""
+    def load(
+        cls, client: Client, rollout: str, run: str, *, has_prompts: bool = False, tokenizer: Path | None = None
+    ) -> "Transcript":
+        """Load the newest such rollout of a run (empty: of any); raise `UserError` when there is none. Blocks.
+
+        ``has_prompts``: load the text of each prompt too, by the tokenizer of the run's model or of the directory
+        ``tokenizer``. Raises `UserError` where the tokenizer is not on this machine.
+        """
         rows = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
         if not rows:
             if run:
@@ -86,9 +99,16 @@ class Transcript:
             tokens.setdefault(row["call"], []).append(row)
         tasks = _rows(client, TASK, run_id=which["run_id"], rollout_id=which["rollout_id"])
         printed = _rows(client, PRINTED, **which, name=attributes.AGENT_OUTPUT)
+        calls = _rows(client, CALLS, **which)
+        if has_prompts:
+            token_ids = {row["call"]: row["prompt_ids"] for row in _rows(client, PROMPTS, **which)}
+            calls = [
+                {**call, "prompt": read_tokens(which["run_id"], call["model"], token_ids[call["call"]], tokenizer)}
+                for call in calls
+            ]
         return cls(
             {**rows[-1], **(tasks[0] if tasks else {}), "printed": printed[0]["printed"] if printed else ""},
-            _rows(client, CALLS, **which),
+            calls,
             tokens,
             _rows(client, SPANS, **which),
         )
@@ -124,10 +144,13 @@ class Transcript:
                 parts.append(_span(waiting.pop(0)))
             tokens = self.tokens.get(call["call"], [])
             parts.append(Rule(Text(_format_heading(call, tokens)), align="left", style="dim"))
-            messages = _messages(call["request"])
-            for role, text in messages[num_shown if num_shown < len(messages) else 0 :]:
-                parts.append(Text.assemble((f"{role}: ", "bold cyan"), text))
-            num_shown = len(messages) + 1
+            if "prompt" in call:
+                parts.append(Text.assemble(("the model read: ", "bold cyan"), call["prompt"] or "no tokens on record"))
+            else:
+                messages = _messages(call["request"])
+                for role, text in messages[num_shown if num_shown < len(messages) else 0 :]:
+                    parts.append(Text.assemble((f"{role}: ", "bold cyan"), text))
+                num_shown = len(messages) + 1
             parts.append(Text.assemble(("assistant: ", "bold magenta"), _format_completion(call, tokens, color)))
         parts += map(_span, waiting)
         if rollout.get("printed"):

@@ -121,9 +121,13 @@ class Session:
         """
         return run_blocking(self._session.rollouts(run, mode, outcome, evaluation, limit))
 
-    def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
-        """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
-        return run_blocking(self._session.transcript(rollout_id, run))
+    def transcript(self, rollout_id: str, run: str | None = None, *, prompts: bool = False) -> Transcript:
+        """Read one rollout, call by call: requests, answers, tools, weight versions, reward.
+
+        ``prompts``: each of ``calls`` has the text of the tokens that the model read as its ``prompt``, and the
+        transcript shows it in place of the messages. Raises `UserError` where the run's model is not on this machine.
+        """
+        return run_blocking(self._session.transcript(rollout_id, run, prompts=prompts))
 
     def reward_curve(self, run: str | None = None, reward: str = "") -> RewardCurve:
         """Read the reward by weight version, of training and of each evaluation.

@@ -25,10 +25,10 @@ def left_out_part(kind: str, name: Any = "") -> dict[str, Any]:
     return text_part(f"[{kind}{f' {name}' if name else ''} left out: this model reads text only]")
 
 
-def join_parts(parts: Sequence[Any]) -> Any:
-    """Join parts to one text where all of them are text; return the list otherwise."""
+def join_parts(parts: Sequence[Any], separator: str = "\n") -> Any:
+    """Join parts to one text where all of them are text, by lines as vLLM does; return the list otherwise."""
     if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        return "".join(str(part.get("text") or "") for part in parts)
+        return separator.join(str(part.get("text") or "") for part in parts)
     return list(parts)
 
 

@@ -127,6 +127,9 @@ def _append(turns: list[list[Any]], message: Any, model_format: ModelFormat) -> 
 
 def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[str, Any]:
     adapted = {**message, "role": "system"} if message.get("role") == "developer" else message
+    if "reasoning_content" in adapted:  # vLLM's /tokenize knows a thought by its other name alone
+        rest = {name: value for name, value in adapted.items() if name != "reasoning_content"}
+        adapted = {**rest, "reasoning": adapted.get("reasoning") or adapted["reasoning_content"]}
     content = adapted.get("content")
     if not model_format.reads_images and isinstance(content, list) and any(map(is_image, content)):
         parts = [left_out_part("image") if is_image(part) else part for part in content]
@@ -137,7 +140,7 @@ def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[s
             adapted = _write_calls(adapted)
     if adapted.get("role") == "tool" and not model_format.renders_tool_results:
         parts = [text_part("<tool_response>\n"), *_parts(adapted), text_part("\n</tool_response>")]
-        adapted = _message("user", join_parts(parts))
+        adapted = _message("user", join_parts(parts, ""))
     return adapted
 
 
@@ -158,7 +161,7 @@ def _write_calls(message: dict[str, Any]) -> dict[str, Any]:
         separator = "\n" if any(part.get("text") for part in parts) else ""
         parts.append(text_part(f"{separator}<tool_call>\n{text}\n</tool_call>"))
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**rest, "content": join_parts(parts)}
+    return {**rest, "content": join_parts(parts, "")}
 
 
 def _with_object(call: Any) -> Any:
@@ -176,12 +179,14 @@ def _merge(turn: Sequence[dict[str, Any]]) -> dict[str, Any]:
     parts = _parts(turn[0])
     for message in turn[1:]:
         parts += [text_part("\n\n"), *_parts(message)]
-    return {**turn[0], "content": join_parts(parts)}
+    return {**turn[0], "content": join_parts(parts, "")}
 
 
 def _parts(message: dict[str, Any]) -> list[Any]:
+    """List the parts of a message; those of text alone become one part."""
     content = message.get("content")
-    return list(content) if isinstance(content, list) else [text_part(content)]
+    content = join_parts(content) if isinstance(content, list) else content
+    return content if isinstance(content, list) else [text_part(content)]
 
 
 def _call(word: str) -> dict[str, Any]:

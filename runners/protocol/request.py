@@ -1,8 +1,11 @@
 """The agent's request to a model, and the one sent to the engine instead. Pure."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from lightningbus.runners.protocol.request_fields import CHAT, COMPLETIONS, STREAM_OPTIONS
 
@@ -14,11 +17,15 @@ TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 """Fields that bound the tokens of an answer."""
 INTEGER_FIELDS = (*TOKEN_LIMITS, "n")
 """Fields that the gateway itself has to understand."""
+SWITCHES = ("include_reasoning", "return_token_ids", "return_tokens_as_token_ids", "stream")
+"""Boolean fields that the gateway acts on; engines also take the words "true" and "false" for them."""
 WHOLE_FIELDS = (
     *INTEGER_FIELDS, "logprobs", "min_tokens", "priority", "prompt_logprobs", "seed", "thinking_token_budget", "top_k",
     "top_logprobs", "truncate_prompt_tokens",
 )  # fmt: skip
 """Integer fields; clients whose numbers are all floats write 5.0 for 5."""
+
+SWITCH = TypeAdapter(bool)
 
 SAMPLING_FIELDS = frozenset({
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "chat_template",
@@ -54,7 +61,9 @@ class ChatRequest:
         if chat and not isinstance(body.get("messages"), list):
             raise ValueError("the request has no list of messages")
         whole = {field: int(body[field]) for field in WHOLE_FIELDS if _is_whole_float(body.get(field))}
-        body = {**body, **whole}
+        body = {**body, **whole, **_read_switches(body, [*SWITCHES, "logprobs"] if chat else SWITCHES)}
+        if isinstance(options := body.get("stream_options"), dict):
+            body["stream_options"] = {**options, **_read_switches(options, ["include_usage"])}
         for field in INTEGER_FIELDS:
             if not isinstance(body.get(field) or 0, int):
                 raise ValueError(f"{field} is a whole number")
@@ -87,6 +96,15 @@ class ChatRequest:
     def wants_token_ids(self) -> bool:
         """Whether the agent asked for token ids itself."""
         return bool(self.body.get("return_token_ids"))
+
+    @property
+    def names_tokens_by_id(self) -> bool:
+        """Whether the agent wants ids in place of the texts of tokens, and of sampled tokens alone.
+
+        The engine is asked for the texts then, which are recorded. Of other likely tokens it alone knows the ids.
+        """
+        num_others = self.body.get("top_logprobs" if self.chat else "logprobs")
+        return bool(self.body.get("return_tokens_as_token_ids")) and not num_others
 
     @property
     def hides_reasoning(self) -> bool:
@@ -142,6 +160,8 @@ class ChatRequest:
         """Build the request for the engine; ``sampling`` overrides the agent's settings."""
         body = {**self.force(sampling), "model": self.model, "stream": True, "return_token_ids": True}
         body["stream_options"] = {"include_usage": True}
+        if self.names_tokens_by_id:
+            del body["return_tokens_as_token_ids"]
         if self.chat:
             body["logprobs"] = True
             body.setdefault("top_logprobs", 0)
@@ -159,6 +179,19 @@ class ChatRequest:
         if self.stream:
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         return body
+
+
+def _read_switches(body: dict[str, Any], fields: Iterable[str]) -> dict[str, bool]:
+    """Read switches that are not booleans yet; raise ValueError for a value that is neither true nor false."""
+    switches = {}
+    for field in fields:
+        value = body.get(field)
+        if value is not None and not isinstance(value, bool):
+            try:
+                switches[field] = SWITCH.validate_python(value)
+            except ValidationError:
+                raise ValueError(f"{field} is true or false") from None
+    return switches
 
 
 def _is_whole_float(value: Any) -> bool:

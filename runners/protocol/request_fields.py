@@ -205,7 +205,7 @@ RESPONSES_INCLUDE = FieldTable(
         "computer_call_output.output.image_url": VENDOR_TOOLS,
         "file_search_call.results": VENDOR_TOOLS,
         "message.input_image.image_url": "the agent has the images that it sends",
-        "reasoning.encrypted_content": "thoughts are given in the clear",
+        "reasoning.encrypted_content": "each thought has it",
         "web_search_call.action.sources": VENDOR_TOOLS,
         "web_search_call.results": VENDOR_TOOLS,
     },
@@ -259,10 +259,9 @@ MESSAGES_THINKING = FieldTable(
 MESSAGES_TOOL_CHOICE = FieldTable("tool_choice.", frozenset({"disable_parallel_tool_use", "name", "type"}))
 MESSAGES_TOOL = FieldTable(
     "tools.",
-    frozenset({"description", "input_schema", "name", "strict", "type"}),
+    frozenset({"defer_loading", "description", "input_schema", "name", "strict", "type"}),
     {
         "cache_control": VENDOR_CACHE,
-        "defer_loading": "the model knows the tool from the beginning",
         "eager_input_streaming": "it says in which pieces a stream comes",
     },
     {

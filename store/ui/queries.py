@@ -240,6 +240,12 @@ SELECT call, role, model, node, span_id, prompt_tokens, prompt_suffix_tokens, re
 FROM model_calls WHERE {ATTEMPT_FILTER} ORDER BY call
 """
 
+PROMPT = f"""
+SELECT c.model AS model, p.prompt_ids AS prompt_ids FROM model_calls AS c
+INNER JOIN prompts AS p USING (run_id, rollout_id, execution_id, call)
+WHERE {ATTEMPT_FILTER} AND call = {{call:UInt32}}
+"""
+
 CALL_PAYLOADS = f"""
 SELECT call, request_prefix_refs, request, response_ids, logprobs, token_versions, token_texts, response
 FROM raw_call_payloads WHERE {ATTEMPT_FILTER} ORDER BY call LIMIT 1 BY call

@@ -21,7 +21,7 @@ from lightningbus.store.ui.client import QueryFailedError, Reader, StoreGoneErro
 from lightningbus.store.ui.other_run import OtherRuns, RunReader
 from lightningbus.store.ui.responses import json_response
 from lightningbus.store.ui.rollouts.review_routes import Publish, ReviewRoutes
-from lightningbus.store.ui.rollouts.routes import RolloutRoutes
+from lightningbus.store.ui.rollouts.routes import ReadTokens, RolloutRoutes
 from lightningbus.store.ui.run_files import FileRoutes, RunFiles
 from lightningbus.store.ui.run_routes import RunRoutes
 
@@ -63,10 +63,15 @@ class UiServer:
         publish: Publish | None = None,
         files: RunFiles | None = None,
         allowed_hosts: Collection[str] = (),
+        read_tokens: ReadTokens | None = None,
     ) -> None:
-        """``allowed_hosts``: further host names under which browsers reach the page, such as that of a proxy."""
+        """``allowed_hosts``: further host names under which browsers reach the page, such as that of a proxy.
+
+        ``read_tokens`` gives recorded prompts as text.
+        """
         self._reader = RunReader(reader, others)
         self._files = files if is_loopback(host) else None  # a run's directory is its owner's alone
+        self._read_tokens = read_tokens
         self._host, self._allowed_hosts, self._list_members, self._publish = host, allowed_hosts, members, publish
 
     def application(self) -> web.Application:
@@ -76,7 +81,7 @@ class UiServer:
         app.router.add_static("/static", STATIC)
         app.router.add_get("/api/runs", self._runs)
         app.router.add_get("/api/fleet", self._fleet)
-        RolloutRoutes(self._reader).add_to(app)
+        RolloutRoutes(self._reader, self._read_tokens).add_to(app)
         ReviewRoutes(self._reader, self._publish).add_to(app)
         FileRoutes(self._files).add_to(app)
         RunRoutes(self._reader, self._members).add_to(app)

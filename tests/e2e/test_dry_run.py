@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers import AutoTokenizer
 from lightningbus.inference.engine.base import Engine
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.preflight.scripted_engine import ModelCall, find_refusals, scripted_vllm
+from lightningbus.run.preflight.call_checks import UnfitCallError, find_misfit, find_unread
+from lightningbus.run.preflight.chat_template import ChatTemplate
+from lightningbus.run.preflight.scripted_engine import ModelCall, scripted_vllm
 from tests.learner.conftest import tiny_model
 from tests.lightningbus.test_cli import run, says
 
@@ -151,16 +154,132 @@ async def test_the_scripted_engine_answers_as_vllm_does(model: Path, tmp_path: P
     assert set(expected.values()) >= {200, 400}
 
 
-@pytest.mark.timeout(300)
-async def test_tools_that_the_template_ignores_are_said(tmp_path: Path) -> None:
-    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    call = ModelCall(CHAT, {"model": "policy", "messages": MESSAGES, "tools": [TOOL], "max_tokens": 4})
-    described = [{"role": "system", "content": "Add, then answer."}, *MESSAGES]
-    described_call = ModelCall(CHAT, {**call.body, "messages": described})
-    node = node_of(make_model(tmp_path / "model", lambda template: plain), tmp_path, tool_parser="hermes")
+def chat_of(messages: list[dict[str, Any]], **more: Any) -> ModelCall:
+    return ModelCall(CHAT, {"model": "policy", "messages": messages, "max_tokens": 4, **more})
+
+
+def tool_of(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": parameters}
+    return {"type": "function", "function": {"name": name, "description": f"runs {name}", "parameters": schema}}
+
+
+@asynccontextmanager
+async def rendering(template: str, path: Path, **more: Any) -> AsyncIterator[ChatTemplate]:
+    node = node_of(make_model(path / "model", lambda _: template), path, **{"tool_parser": "hermes", **more})
     async with scripted_vllm(node, ["policy"]) as server:
-        (sentence,) = [refusal async for refusal in find_refusals(server, [described_call, call])]
-    assert sentence.startswith("the chat template ignores tools: the model would not know of 'add'")
+        yield ChatTemplate(server)
+
+
+async def unread_of(template: ChatTemplate, *calls: ModelCall, thinks: bool = False) -> list[str]:
+    sentences = [each async for each in find_unread(template, calls, thinks=thinks)]
+    assert all(each.startswith("the model does not read ") for each in sentences)
+    return [each.removeprefix("the model does not read ").partition(":")[0] for each in sentences]
+
+
+CONTENTS = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TOOLS = [tool_of(name, {}) for name in ("add", "search", "final_result")]
+ROLES = ["the role 'system'", "the role 'user'"]
+
+
+@pytest.mark.timeout(300)
+async def test_a_template_that_prints_contents_alone_hides_nothing_in_silence(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    system = {"role": "system", "content": "Be brief."}
+    async with rendering(CONTENTS, tmp_path) as template:
+        for words in ("hello", "Add, then answer with final_result.", "The address has final results."):
+            with pytest.raises(
+                UnfitCallError, match=r"^the chat template ignores .* of 'add', 'search', 'final_result'; "
+            ):
+                await unread_of(template, chat_of([system, {"role": "user", "content": words}], tools=TOOLS))
+        described = [system, {"role": "user", "content": "Use add, search or final_result."}]
+        tools = [f"the tool {name!r}" for name in ("add", "search", "final_result")]
+        assert await unread_of(template, chat_of(described, tools=TOOLS)) == [*tools, *ROLES]
+        seen = [system, {"role": "user", "content": [{"type": "text", "text": "x"}, image]}]
+        assert await unread_of(template, chat_of(seen)) == [*ROLES, "the image in part 2 of message 2 (user)"]
+
+
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Use add or search."},
+    {"role": "user", "name": "Ann", "content": "one"},
+    {"role": "assistant", "reasoning": "hm", "content": "two", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": CALL["id"], "content": "three"},
+    {"role": "assistant", "content": "four"},
+    {"role": "user", "name": "Bob", "content": [{"type": "text", "text": "five"}, {"type": "text", "text": "six"}]},
+]
+EXACT = """
+{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
+{%- for m in messages %}<{{ m.role }} {{ m.name }}>{{ m.reasoning_content }}{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}</>{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+TERSE = """
+{%- for t in tools or [] %}{% if t.function.name == 'add' %}{{ t.function.name }}{{ t.function.description }}
+{%- for name in t.function.parameters.properties %}{{ name }}{% endfor %}{% endif %}{% endfor %}
+{%- for m in messages %}<{{ m.role if m.role != 'tool' else 'user' }}>{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments.keys() | list }}{% endfor %}{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.mark.timeout(300)
+async def test_each_part_that_the_template_leaves_out_is_named(tmp_path: Path) -> None:
+    described = {"a": {"type": "string", "description": "first", "enum": ["x", "y"]}}
+    call = chat_of(CONVERSATION, tools=[tool_of("add", described), tool_of("search", described)])
+    calls = [chat_of(CONVERSATION[:2], tools=call.body["tools"]), call]
+    async with rendering(EXACT, tmp_path / "exact", reasoning_parser="qwen3") as template:
+        assert await unread_of(template, *calls, thinks=True) == []
+    async with rendering(TERSE, tmp_path / "terse", reasoning_parser="qwen3") as template:
+        assert await unread_of(template, *calls, thinks=True) == [
+            "the description of 'a' in the parameters of the tool 'add'",
+            "the values of 'a' in the parameters of the tool 'add'",
+            "the tool 'search'",
+            "the name 'Ann' of message 2 (user)",
+            "the thought of message 3 (assistant)",
+            "the name 'Bob' of message 6 (user)",
+            "the role 'tool'",
+            "the model's thoughts before a user's next message",
+            "the model's thoughts before a tool's result",
+        ]
+
+
+CALLING = """
+{%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+ARGUMENTS = (
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %}"
+)
+FORMS = {
+    "hermes": (
+        '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+    ),
+    "pythonic": f"[{{{{ c.function.name }}}}({ARGUMENTS})]",
+    "none": "I call {{ c.function.name }}.",
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("form", "parser", "sentence"),
+    [
+        ("hermes", "hermes", ""),
+        ("pythonic", "hermes", "'pythonic'"),
+        ("none", "hermes", "no parser of vLLM does"),
+    ],
+)
+async def test_a_tool_parser_that_does_not_fit_the_template_is_named_beside_one_that_does(
+    form: str, parser: str, sentence: str, tmp_path: Path
+) -> None:
+    template = CALLING.replace("CALL", FORMS[form])
+    node = node_of(make_model(tmp_path / "model", lambda _: template), tmp_path, tool_parser=parser)
+    async with scripted_vllm(node, ["policy"]) as server:
+        try:
+            found = await find_misfit(server, node, "policy")
+        except UnfitCallError as error:
+            found = str(error)
+    assert sentence in found and found.startswith(f"inference.tool_parser: {parser!r} does not" if sentence else "")
+    assert bool(found) == bool(sentence), found
 
 
 AGENTS = """

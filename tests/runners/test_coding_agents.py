@@ -157,9 +157,9 @@ def test_what_a_tool_gives_back_is_kept_or_noted() -> None:
     assert messages[1] == {"role": "assistant", "content": "so"}
     adapted = adapt_messages(messages, ModelFormat(reads_images=False))
     assert [message["content"] for message in adapted[2:]] == [
-        "a[image left out: this model reads text only]",
+        "a\n[image left out: this model reads text only]",
         "Error: no file",
-        "[document a.pdf left out: this model reads text only]plain",
+        "[document a.pdf left out: this model reads text only]\nplain",
     ]
     assert adapt_messages(messages, ModelFormat())[2]["content"][1]["image_url"]["url"] == PNG
     output = [{"type": "input_text", "text": "b"}, {"type": "input_image", "image_url": PNG}]

@@ -99,7 +99,9 @@ def meant(call: ChatRequest) -> dict[str, Any]:
     """What an engine, and the gateway, make of a call."""
     return {
         **call.to_engine_request({}), "model": call.model, "stream": call.stream, "role": call.role,
-        "shown": (call.wants_usage, call.wants_logprobs, call.wants_token_ids, call.hides_reasoning),
+        "shown": (
+            call.wants_usage, call.wants_logprobs, call.wants_token_ids, call.hides_reasoning, call.names_tokens_by_id
+        ),
     }  # fmt: skip
 
 
@@ -174,6 +176,7 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 SAMPLES: dict[str, Any] = {
     "model": "other", "messages": [{"role": "user", "content": "y"}], "prompt": "y", "input": "y", "stream": True,
     "stream_options": {"include_usage": True}, "logprobs": True, "return_token_ids": True, "include_reasoning": False,
+    "return_tokens_as_token_ids": True,
     "instructions": "be brief", "system": "be brief", "previous_response_id": "resp_1", "stop_sequences": ["x"],
     "reasoning": {"effort": "low"}, "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
     "output_format": {"type": "json_schema", "schema": {}}, "text": {"format": {"type": "json_object"}},

@@ -135,9 +135,17 @@ class AsyncSession:
         wanted = RolloutFilter(mode or "", outcome or "", evaluation or "", limit)
         return await self._ask_about(run, lambda client: list_rollouts(client, run or self._run or "", wanted))
 
-    async def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
-        """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
-        return await self._ask_about(run, lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
+    async def transcript(self, rollout_id: str, run: str | None = None, *, prompts: bool = False) -> Transcript:
+        """Read one rollout, call by call: requests, answers, tools, weight versions, reward.
+
+        ``prompts``: each of ``calls`` has the text of the tokens that the model read as its ``prompt``, and the
+        transcript shows it in place of the messages. Raises `UserError` where the run's model is not on this machine.
+        """
+
+        def load(client: Client) -> Transcript:
+            return Transcript.load(client, rollout_id, run or self._run or "", has_prompts=prompts)
+
+        return await self._ask_about(run, load)
 
     async def reward_curve(self, run: str | None = None, reward: str = "") -> RewardCurve:
         """Read the reward by weight version, of training and of each evaluation.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.inference.engine.base import Engine, EngineError
+from lightningbus.inference.engine.parser_trial import MIDDLEWARE
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
@@ -50,7 +51,7 @@ async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> Async
     scripted = node.model_copy(
         update={
             "vllm_command": [python, "-P", "-m", "lightningbus.inference.engine.scripted_core"],
-            "vllm_args": [*node.vllm_args, "--served-model-name", *models],
+            "vllm_args": [*node.vllm_args, "--middleware", MIDDLEWARE, "--served-model-name", *models],
             "model": models[0],
             "lora": None,
             "frozen": True,  # there are no weights to take
@@ -69,20 +70,14 @@ async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> Async
 
 
 async def find_refusals(engine: Engine, calls: Iterable[ModelCall]) -> AsyncIterator[str]:
-    """Yield a sentence for each call that vLLM refuses or whose tools the chat template would ignore."""
+    """Yield a sentence for each call that vLLM refuses."""
     for call in calls:
         body = call.body
         if "messages" in body:  # a runner bounds what a chat asks for by what the context has left
             body = {name: value for name, value in body.items() if name not in TOKEN_LIMITS}
-        status, text = await _post(engine, call.path, body)
+        status, text = await post(engine, call.path, body)
         if status >= 400:
             yield explain(status, text)
-        elif await _are_tools_ignored(engine, call.body):
-            names = ", ".join(map(repr, _tool_names(call.body)))
-            yield (
-                f"the chat template ignores tools: the model would not know of {names}; take a model whose template "
-                "has them, or name one by --chat-template in inference.vllm_args"
-            )
 
 
 def explain(status: int, text: str) -> str:
@@ -96,24 +91,8 @@ def explain(status: int, text: str) -> str:
     return f"vLLM answers {status}: {message}" + (f"; {advice}" if advice else "")
 
 
-async def _are_tools_ignored(engine: Engine, body: dict[str, Any]) -> bool:
-    """Return whether the chat template ignores a chat's tools, which the messages do not name either, in any case."""
-    if not body.get("tools") or body.get("tool_choice") == "none" or "messages" not in body:
-        return False
-    messages = json.dumps(body["messages"]).casefold()
-    if any(name.casefold() in messages for name in _tool_names(body)):
-        return False
-    chat: dict[str, Any] = {name: body[name] for name in ("model", "messages", "chat_template_kwargs") if name in body}
-    without_tools = await _post(engine, "/tokenize", chat)
-    with_tools = await _post(engine, "/tokenize", {**chat, "tools": body["tools"]})
-    return with_tools == without_tools and with_tools[0] == 200
-
-
-def _tool_names(body: dict[str, Any]) -> list[str]:
-    return [str(tool.get("function", {}).get("name", "")) for tool in body["tools"]]
-
-
-async def _post(engine: Engine, path: str, body: dict[str, Any]) -> tuple[int, str]:
+async def post(engine: Engine, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    """Post a request; return status and text of the answer. Raises `VllmStartError` where vLLM has ended."""
     headers = {"Connection": "close", "Content-Type": "application/json"}
     try:
         async with engine.forward("POST", path, json.dumps(body).encode(), headers) as response:

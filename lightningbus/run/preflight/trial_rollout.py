@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,8 @@ from lightningbus.common.name_suggestions import suggest_near_name
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.rollouts.rejection_streak import CALL_ADVICE
 from lightningbus.run.errors import UserError
-from lightningbus.run.preflight.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
+from lightningbus.run.preflight.call_checks import UnfitCallError, check_calls
+from lightningbus.run.preflight.scripted_engine import ModelCall
 from lightningbus.run.preflight.scripted_node import ScriptedNode
 from lightningbus.runners.agent.factory import uses_socket
 from lightningbus.runners.agent.launcher import AgentStartError
@@ -130,29 +131,11 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
             await executor.stop()
     lines = list(describe(runner, trial, result, recorder.calls, seconds))
     lines += find_untrained_calls(node.calls, trial.trained_models)
-    lines += [f"warning: {each}" async for each in _check_calls(runner, trial, node.calls)]
+    try:
+        lines += [f"warning: {each}" async for each in check_calls(node.calls, trial.nodes, is_here=trial.is_here)]
+    except UnfitCallError as error:
+        raise UserError(f"{_name_of(runner)}: a call of task {trial.task.id!r} would fail: {error}") from error
     return lines + list(find_missing_rewards(result.rewards, trial.wanted_rewards))
-
-
-async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
-    """Yield the nodes whose vLLM cannot be checked here; raises `UserError` if one refuses a call or fails to start."""
-    asked_models: set[str] = set()
-    for node in trial.nodes:
-        of_node = [call for call in calls if call.body.get("model") in {*node.models} - asked_models]
-        asked_models.update(node.models)  # other nodes with these are its replicas
-        if not of_node:
-            continue
-        if node.vllm_command is not None:
-            yield f"{node.model_path}: a vllm_command starts its vLLM: what that refuses is not known here"
-            continue
-        try:
-            async with scripted_vllm(node, node.models) as engine:
-                async for refusal in find_refusals(engine, of_node):
-                    raise UserError(f"{_name_of(runner)}: a call of task {trial.task.id!r} would fail: {refusal}")
-        except VllmStartError as error:
-            if trial.is_here:
-                raise
-            yield str(error)
 
 
 def _list_models(runner: RunnerSettings, trial: TrialTask) -> list[str]:

@@ -17,7 +17,7 @@ from lightningbus.runners.protocol.answers.choice import (
     recorded_sampling,
     version_spans,
 )
-from lightningbus.runners.protocol.answers.choice_state import ChoiceState
+from lightningbus.runners.protocol.answers.choice_state import ChoiceState, name_tokens
 from lightningbus.runners.protocol.answers.engine_errors import (
     InvalidEngineOutputError,
     UnrecordableAnswerError,
@@ -258,7 +258,7 @@ class StreamAccumulator:
         for seen in choice.logprobs_seen:
             for key, values in seen.items():
                 merged[key] = [*merged.get(key, ()), *(values or ())]
-        return merged
+        return name_tokens(merged, choice.token_ids) if self._call.names_tokens_by_id else merged
 
     @property
     def needs_parsing(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightningbus.runners.protocol.answers.choice_state import ChoiceState
+from lightningbus.runners.protocol.answers.choice_state import ChoiceState, name_tokens
 from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutputError
 from lightningbus.runners.protocol.answers.released_message import TEXTS, ReleasedMessage
 from lightningbus.runners.protocol.request import ChatRequest
@@ -35,7 +35,13 @@ class AgentChunks:
         hidden = set() if call.wants_token_ids else {"token_ids", "prompt_token_ids"}
         if not call.wants_logprobs:
             hidden.add("logprobs")
-        visible["choices"] = [{k: v for k, v in part.items() if k not in hidden} for part in chunk.get("choices", ())]
+        parts = chunk.get("choices", ())
+        if call.names_tokens_by_id:
+            parts = [
+                {**part, "logprobs": name_tokens(part.get("logprobs") or {}, part.get("token_ids") or ())}
+                for part in parts
+            ]
+        visible["choices"] = [{k: v for k, v in part.items() if k not in hidden} for part in parts]
         before: list[dict[str, Any]] = []
         for part in visible["choices"] if call.chat else ():
             *first, last = self._deltas(part, response_id)

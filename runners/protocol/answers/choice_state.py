@@ -1,6 +1,7 @@
 """One choice of an answer while the engine streams it. Pure."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,20 @@ from lightningbus.runners.protocol.answers.choice import SampledPiece
 from lightningbus.runners.protocol.answers.joined_message import JoinedMessage
 from lightningbus.schemas.spans import MAX_ENGINE_ID
 from lightningbus.schemas.text import replace_surrogates
+
+
+def name_token(token_id: int) -> str:
+    """Write a token by its id, as vLLM does for ``return_tokens_as_token_ids``."""
+    return f"token_id:{token_id}"
+
+
+def name_tokens(logprobs: dict[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
+    """Return log-probabilities of sampled tokens with ids in place of texts."""
+    names = list(map(name_token, token_ids))
+    if "content" in logprobs:
+        entries = zip(logprobs["content"] or (), names, strict=False)
+        return {**logprobs, "content": [{**entry, "token": name} for entry, name in entries]}
+    return {**logprobs, "tokens": names} if "tokens" in logprobs else logprobs
 
 
 @dataclass
@@ -50,10 +65,12 @@ class ChoiceState:
         if "content" in logprobs:  # a chat
             entries = logprobs["content"] or ()
             self.logprobs += [entry["logprob"] for entry in entries]
-            self.token_texts += [replace_surrogates(str(entry.get("token", ""))) for entry in entries]
+            texts = [str(entry.get("token", "")) for entry in entries]
         else:
             self.logprobs += logprobs.get("token_logprobs") or ()
-            self.token_texts += map(replace_surrogates, logprobs.get("tokens") or ())
+            texts = list(logprobs.get("tokens") or ())
+        if texts != list(map(name_token, ids)):  # an id is not a text
+            self.token_texts += map(replace_surrogates, texts)
 
     def whole_message(self, response_id: str) -> dict[str, Any]:
         """Return the model's message in the form of a chat's answer."""

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from lightningbus.runners.protocol.dialects.anthropic_request import chat, input_of
 from lightningbus.runners.protocol.dialects.base import sse_event
 from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.thoughts import seal
 from lightningbus.runners.protocol.token_history import TokenHistory
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -67,6 +68,8 @@ class AnthropicEncoder:
         self._block = -1
         self._open: tuple[str, int | None] | None = None
         """Kind of the open block, and the index of its call."""
+        self._thought = ""
+        """Text of the open thought."""
         self._arguments = ""
         """Those of the open call."""
         self._num_sent = 0
@@ -82,13 +85,15 @@ class AnthropicEncoder:
         if not self._begun:
             self._begun = True
             message = {**message_head(chunk, self._model), "stop_reason": None, "stop_sequence": None, "content": []}
-            events += _event("message_start", message={**message, "usage": _usage(None)})
+            usage = chunk.get("usage") or {"prompt_tokens": len(chunk.get("prompt_token_ids") or ())}
+            events += _event("message_start", message={**message, "usage": _usage(usage)})
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices", ()):
             delta = choice.get("delta") or {}
             if thought := delta.get("reasoning") or delta.get("reasoning_content"):
                 events += self._grow(("thinking", None), {"type": "thinking", "thinking": "", "signature": ""})
                 events += self._delta(type="thinking_delta", thinking=thought)
+                self._thought += thought
             if text := delta.get("content"):
                 self._has_content = True
                 events += self._grow(("text", None), {"type": "text", "text": ""})
@@ -146,7 +151,9 @@ class AnthropicEncoder:
         events = b""
         if self._open[0] == "tool_use" and not self._num_sent:
             events = self._delta(type="input_json_delta", partial_json=json.dumps(input_of(self._arguments)))
-        self._open, self._arguments, self._num_sent = None, "", 0
+        elif self._open[0] == "thinking":
+            events = self._delta(type="signature_delta", signature=seal(self._thought))
+        self._open, self._thought, self._arguments, self._num_sent = None, "", "", 0
         return events + _event("content_block_stop", index=self._block)
 
 
@@ -175,7 +182,7 @@ def stop_fields(choice: dict[str, Any], called: bool) -> dict[str, Any]:
 
 def _blocks(message: dict[str, Any]) -> Any:
     if thought := message.get("reasoning") or message.get("reasoning_content"):
-        yield {"type": "thinking", "thinking": thought, "signature": ""}
+        yield {"type": "thinking", "thinking": thought, "signature": seal(thought)}
     calls = message.get("tool_calls") or ()
     if message.get("content") or not calls:
         yield {"type": "text", "text": message.get("content") or ""}

@@ -7,14 +7,15 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
 from lightningbus.runners.protocol.message_parts import image_part, join_parts, left_out_part, text_part
 from lightningbus.runners.protocol.request_fields import (
     MESSAGES,
     MESSAGES_OUTPUT_CONFIG,
     MESSAGES_THINKING,
-    MESSAGES_TOOL,
     MESSAGES_TOOL_CHOICE,
 )
+from lightningbus.runners.protocol.thoughts import unseal
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
@@ -44,14 +45,16 @@ def chat(body: dict[str, Any], history: TokenHistory) -> dict[str, Any]:
         raise UnsupportedThreadError(f"thread {MESSAGES.refused['thread'].reason}")
     MESSAGES.check_refused(body)
     request = {name: value for name, value in body.items() if name not in MESSAGES.names and value is not None}
-    request |= {"messages": _messages(body, history), "stream": bool(body.get("stream"))}
+    tools = MessagesTools(body.get("tools"))
+    request |= {"messages": _messages(body, history, tools), "stream": body.get("stream") or False}
     request["stream_options"] = {"include_usage": True}
+    request["return_token_ids"] = True  # the beginning of a stream has the length of the prompt
     choice, config = body.get("tool_choice") or {}, body.get("output_config") or {}
     MESSAGES_OUTPUT_CONFIG.check_known(config)
     MESSAGES_TOOL_CHOICE.check_known(choice)
     mapped = {
         "stop": body.get("stop_sequences") or None,
-        "tools": [_tool(tool) for tool in body.get("tools") or ()] or None,
+        "tools": tools.list_loaded(choice.get("name")) or None,
         "tool_choice": _choice(choice, bool(body.get("tools"))) if choice else None,
         "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") and body.get("tools") else None,
         "reasoning_effort": _effort(body.get("thinking") or {}, config.get("effort")),
@@ -72,7 +75,7 @@ def _effort(thinking: dict[str, Any], effort: Any) -> Any:
     return "none" if kind == "disabled" else effort
 
 
-def _messages(body: dict[str, Any], history: TokenHistory) -> list[dict[str, Any]]:
+def _messages(body: dict[str, Any], history: TokenHistory, tools: MessagesTools) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
         texts = [system] if isinstance(system, str) else map(_system_text, system)
@@ -88,7 +91,7 @@ def _messages(body: dict[str, Any], history: TokenHistory) -> list[dict[str, Any
             messages += (
                 _assistant_messages(content, history)
                 if message["role"] == "assistant"
-                else _user_messages(message["role"], content)
+                else _user_messages(message["role"], content, tools)
             )
         else:
             raise ValueError("a message's content is text or a list of blocks")
@@ -105,7 +108,7 @@ def _assistant_messages(blocks: list[dict[str, Any]], history: TokenHistory) -> 
         elif kind == "compaction":
             texts.append(str(block.get("content") or ""))
         elif kind == "thinking":
-            thoughts.append(str(block.get("thinking") or ""))
+            thoughts.append(str(block.get("thinking") or unseal(block.get("signature"))))
         elif kind == "tool_use":
             value, id = block.get("input") or {}, block.get("id")
             sampled = history.sampled_arguments(id, value, input_of)
@@ -122,13 +125,13 @@ def _assistant_messages(blocks: list[dict[str, Any]], history: TokenHistory) -> 
     yield message
 
 
-def _user_messages(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _user_messages(role: str, blocks: list[dict[str, Any]], tools: MessagesTools) -> Iterator[dict[str, Any]]:
     """Convert results of tools, a message each, then the user's other content."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         kind = block.get("type")
         if kind == "tool_result":
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block)}
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, tools)}
         else:
             parts.append(_part(block))
     if parts:
@@ -173,10 +176,10 @@ def _is_billing(text: str) -> bool:
     return text.startswith(BILLING_HEADER) and "\n" not in text.strip()
 
 
-def _result(block: dict[str, Any]) -> Any:
+def _result(block: dict[str, Any], tools: MessagesTools) -> Any:
     """Convert a tool's result; a failure is marked in the text."""
     content = block.get("content")
-    result = content if isinstance(content, str) else join_parts([_result_part(part) for part in content or ()])
+    result = content if isinstance(content, str) else join_parts([_result_part(part, tools) for part in content or ()])
     if not block.get("is_error"):
         return result
     if isinstance(result, str):
@@ -184,9 +187,11 @@ def _result(block: dict[str, Any]) -> Any:
     return [text_part("Error: "), *result]
 
 
-def _result_part(part: dict[str, Any]) -> dict[str, Any]:
+def _result_part(part: dict[str, Any], tools: MessagesTools) -> dict[str, Any]:
     kind = part.get("type")
-    return left_out_part(kind.replace("_", " ")) if kind in ("browser_state", "tool_reference") else _part(part)
+    if kind == "tool_reference":
+        return text_part(tools.describe(str(part.get("tool_name"))))
+    return left_out_part("browser state") if kind == "browser_state" else _part(part)
 
 
 def _image(source: dict[str, Any]) -> str:
@@ -202,15 +207,6 @@ def input_of(arguments: str) -> Any:
     """Parse a call's arguments to the form that agents get: an object, around arguments that are none."""
     parsed = parse_arguments(arguments or "{}")
     return parsed if isinstance(parsed, dict) else {"arguments": arguments}
-
-
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
-        raise ValueError("a tool of the vendor's runs there, not here; give the agent one of its own")
-    MESSAGES_TOOL.check_known(tool)
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
-    function["strict"] = tool.get("strict")
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _choice(choice: dict[str, Any], has_tools: bool) -> Any:

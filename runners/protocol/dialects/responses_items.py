@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
+from lightningbus.runners.protocol.thoughts import seal
 
 
 def item_id(kind: str, head: dict[str, Any], index: int | None = None) -> str:
@@ -34,7 +35,8 @@ def output_items(message: dict[str, Any], id: str, tools: ResponsesTools) -> Ite
 def reasoning_item(id: str, text: str) -> dict[str, Any]:
     """Build the item of the model's reasoning."""
     content = [{"type": "reasoning_text", "text": text}]
-    return {"id": id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+    item = {"id": id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+    return {**item, "encrypted_content": seal(text)}  # some clients send nothing else back
 
 
 def message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:

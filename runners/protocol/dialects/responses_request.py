@@ -17,6 +17,7 @@ from lightningbus.runners.protocol.request_fields import (
     RESPONSES_STREAM_OPTIONS,
     RESPONSES_TEXT,
 )
+from lightningbus.runners.protocol.thoughts import unseal
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
@@ -43,7 +44,7 @@ def chat(body: dict[str, Any], history: TokenHistory, tools: ResponsesTools) -> 
     RESPONSES_REASONING.check_known(reasoning)
     RESPONSES_INCLUDE.check_known(dict.fromkeys(body.get("include") or (), True))
     request = {name: value for name, value in body.items() if name not in RESPONSES.names and value is not None}
-    request |= {"messages": _messages(body, history, tools), "stream": bool(body.get("stream"))}
+    request |= {"messages": _messages(body, history, tools), "stream": body.get("stream") or False}
     request["stream_options"] = {"include_usage": True}
     choice, functions = tools.choose(body.get("tool_choice"))
     mapped = {
@@ -100,7 +101,8 @@ class _Conversation:
             content = _content(item.get("output"))
             self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         elif kind == "reasoning":
-            thought = text_of(item.get("content")) or text_of(item.get("summary"))
+            sealed = unseal(item.get("encrypted_content"))
+            thought = text_of(item.get("content")) or sealed or text_of(item.get("summary"))
             if thought:
                 self._begin_answer()["reasoning"] = thought
         elif kind == "item_reference":
@@ -120,11 +122,12 @@ class _Conversation:
         role = ROLES.get(str(item.get("role")))
         if role is None:
             raise ValueError(f"no message has the role {item.get('role')!r}")
-        content = _content(item.get("content"))
-        if role == "assistant":
-            self._answer()["content"] = content if isinstance(content, str) else text_of(content)
+        if role == "assistant":  # its parts are those of one sampled text
+            content = item.get("content")
+            parts = content if isinstance(content, str) else [_part(part) for part in content or ()]
+            self._answer()["content"] = text_of(parts)
         else:
-            self._messages.append({"role": role, "content": content})
+            self._messages.append({"role": role, "content": _content(item.get("content"))})
 
     def _add_call(self, item: dict[str, Any], arguments: str) -> None:
         answer, call_id = self._answer(goes_on=True), item.get("call_id")

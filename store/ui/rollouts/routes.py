@@ -1,6 +1,7 @@
 """Routes of the page about rollouts: the list, one of them, its group, and two of them compared."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -22,11 +23,15 @@ UNSHOWN = {"messages", "answer"}
 """Fields of a call that stand in the conversation."""
 
 
+ReadTokens = Callable[[str, str, Sequence[int]], str]
+"""Returns the text of tokens by run and model; raises LookupError with a sentence. Blocks."""
+
+
 class RolloutRoutes:
     """The routes, for the application of `lightningbus.store.ui.server`."""
 
-    def __init__(self, reader: RunReader) -> None:
-        self._reader = reader
+    def __init__(self, reader: RunReader, read_tokens: ReadTokens | None = None) -> None:
+        self._reader, self._read_tokens = reader, read_tokens
 
     def add_to(self, app: web.Application) -> None:
         """Add all routes."""
@@ -35,6 +40,7 @@ class RolloutRoutes:
         app.router.add_get("/api/rollout/group", self._group)
         app.router.add_get("/api/rollout/diff", self._diff)
         app.router.add_get("/api/request", self._request)
+        app.router.add_get("/api/prompt", self._prompt)
 
     async def _rollouts(self, request: web.Request) -> web.Response:
         run_id = require_param(request, "run_id")
@@ -95,6 +101,23 @@ class RolloutRoutes:
             if str(call) == require_param(request, "call"):
                 return json_response({"request": text})
         raise web.HTTPNotFound(text="there is no such call")
+
+    async def _prompt(self, request: web.Request) -> web.Response:
+        """Answer with the text of the tokens that the model read in one call."""
+        run_id, rollout_id, execution_id, call = (
+            require_param(request, name) for name in ("run_id", "rollout_id", "execution_id", "call")
+        )
+        key = {"run_id": run_id, "rollout_id": rollout_id, "execution_id": execution_id}
+        rows = await self._reader.query(queries.PROMPT, **key, call=int(call))
+        if not rows or not rows[0]["prompt_ids"]:
+            raise web.HTTPNotFound(text="no token of this prompt is on record")
+        if self._read_tokens is None:
+            raise web.HTTPNotFound(text="this page has no tokenizers")
+        try:
+            text = await asyncio.to_thread(self._read_tokens, run_id, rows[0]["model"], rows[0]["prompt_ids"])
+        except LookupError as error:
+            raise web.HTTPNotFound(text=str(error.args[0])) from error
+        return json_response({"prompt": text})
 
     async def _group(self, request: web.Request) -> web.Response:
         key = _rollout_key(request, "rollout_id")

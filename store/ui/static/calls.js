@@ -42,7 +42,7 @@ function described(call, of, several) {
   const facts = [call.role, several && call.model !== call.role ? call.model : "", call.node, `${call.prompt_tokens} + ${call.response_tokens} tokens`, `version ${versions(call.min_weight_version, call.max_weight_version)}`,
     call.advantage === null ? "" : `advantage ${signed(call.advantage)}`, seconds((call.end_ms - call.start_ms) / 1000), `ended by ${call.finish_reason || "nothing said"}`];
   return h("article", { class: "call" },
-    h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of)),
+    h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of), prompt(call, of)),
     known ? h("p", { class: "known" }, known) : null,
     call.summary_call === null ? null : h("p", { class: "known compacted" }, `compacted: begins with the summary that call ${call.summary_call} wrote`),
     call.tokens.length ? tokensOf(call) : h("p", { class: "hint" }, "No token of this call is on record."));
@@ -50,18 +50,22 @@ function described(call, of, several) {
 
 const signed = (value) => `${value > 0 ? "+" : ""}${value.toFixed(3)}`;
 
-function whole(call, of) {
+const whole = (call, of) => loaded("whole request", async () => pretty((await ask("request", { ...of, call: String(call.call) })).request));
+
+const prompt = (call, of) => loaded("what the model read", async () => (await ask("prompt", { ...of, call: String(call.call) })).prompt);
+
+/** A text that is loaded when it is opened. */
+function loaded(title, load) {
   const text = h("pre", { tabindex: "0" });
   return h("details", {
     async toggle(event) {
       if (!event.target.open || text.textContent) return;
       text.textContent = "…";
       try {
-        const { request } = await ask("request", { ...of, call: String(call.call) });
-        text.textContent = pretty(request);
+        text.textContent = await load();
       } catch (error) {
         text.textContent = error.message;
       }
     },
-  }, h("summary", {}, "whole request"), text);
+  }, h("summary", {}, title), text);
 }

@@ -31,6 +31,12 @@ def show(
     rollout: Annotated[str, typer.Argument(help="id of the rollout")],
     run: Annotated[str, typer.Option(help="id of the rollout's run [default: the newest that has it]")] = "",
     color: Annotated[str, typer.Option(help="meaning of the tokens' colours: advantage, staleness or none")] = "none",
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="show the text of the tokens that the model read in place of the messages")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="directory of the model, for --prompts [default: that of the run's node]")
+    ] = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
@@ -41,9 +47,12 @@ def show(
         from lightningbus.run.run_data.run_names import find_stored_run
     if color not in ("none", "advantage", "staleness"):
         exit_with(f"--color: {color!r} is none of advantage, staleness and none")
-    transcript = with_sql_client(
-        sql, database, lambda client: Transcript.load(client, rollout, find_stored_run(client, run)), run
-    )
+
+    def load(client: Any) -> Transcript:
+        run_id = find_stored_run(client, run)
+        return Transcript.load(client, rollout, run_id, has_prompts=prompts, tokenizer=tokenizer)
+
+    transcript = with_sql_client(sql, database, load, run)
     transcript.show_json() if as_json else transcript.show(color)
 
 

@@ -95,11 +95,18 @@ def ui(
         from lightningbus.run.run_data.local_files import LocalFiles
         from lightningbus.run.run_data.other_runs import OtherRuns
         from lightningbus.run.run_data.run_data import SQL_VARIABLE
+        from lightningbus.run.run_data.token_texts import read_tokens
         from lightningbus.store.clickhouse.client import StoreUnreachableError
         from lightningbus.store.ui.server import UiServer, serve
 
     url = sql or os.environ.get(SQL_VARIABLE)
     names = tuple(allowed_host or os.environ.get(HOSTS_VARIABLE, "").split())
+
+    def read(run_id: str, model: str, token_ids: Sequence[int]) -> str:
+        try:
+            return read_tokens(run_id, model, token_ids)
+        except UserError as error:
+            raise LookupError(str(error)) from error
 
     async def show(listener: Listener, announce: Announce, stop: asyncio.Event) -> None:
         others, files = (None, None) if url else (OtherRuns(database), LocalFiles())
@@ -107,7 +114,7 @@ def ui(
             followed(None, url, database) as run,
             others.closing() if others else nullcontext(),
             serve(
-                UiServer(run.reader, host, listener.members, others, listener.publish, files, names), host, port
+                UiServer(run.reader, host, listener.members, others, listener.publish, files, names, read), host, port
             ) as address,
         ):
             announce(address)

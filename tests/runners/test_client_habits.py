@@ -1,0 +1,88 @@
+"""Requests as clients happen to write them: the meaning is the vendor's, and the record has what was sampled."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lightningbus.bus.client import Bus
+from tests.runners.conftest import PROMPT, ScriptedEngine
+from tests.runners.test_dialects import SAYING, Desk, opened
+
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+@pytest.fixture
+async def desk(bus: Bus, engine: ScriptedEngine) -> AsyncIterator[Desk]:
+    engine.script = SAYING
+    async with opened(bus) as desk:
+        yield desk
+
+
+async def post(desk: Desk, path: str, **body: Any) -> tuple[int, str, str]:
+    """Status, content type and text of an answer."""
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {desk.key}"}) as session,
+        session.post(f"{desk.url}/v1/{path}", json={"model": "policy", **body}) as response,
+    ):
+        return response.status, response.content_type, await response.text()
+
+
+async def test_parts_of_text_are_lines_as_vllm_renders_them(desk: Desk, engine: ScriptedEngine) -> None:
+    result = {"type": "tool_result", "tool_use_id": "c", "content": PARTS}
+    await post(desk, "messages", max_tokens=5, messages=[{"role": "user", "content": [result, *PARTS]}])
+    parts = [{**part, "type": "input_text"} for part in PARTS]
+    output = {"type": "function_call_output", "call_id": "c", "output": parts}
+    answer = {"role": "assistant", "content": [{**part, "type": "output_text"} for part in PARTS]}
+    await post(desk, "responses", input=[answer, output, {"role": "user", "content": parts}])
+    first, second = ([message["content"] for message in request["messages"]] for request in engine.requests)
+    assert first == ["one\ntwo", "one\ntwo"]
+    assert second == ["onetwo", "one\ntwo", "one\ntwo"], "the parts of an answer are one sampled text"
+
+
+async def test_a_streamed_message_begins_with_the_length_of_its_prompt(desk: Desk) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    stream = await desk.anthropic.messages.create(model="policy", max_tokens=5, messages=messages, stream=True)
+    usages = [
+        event.message.usage if event.type == "message_start" else event.usage
+        async for event in stream
+        if event.type in ("message_start", "message_delta")
+    ]
+    assert [usage.input_tokens for usage in usages] == [len(PROMPT)] * 2
+    assert [usage.output_tokens for usage in usages] == [0, len(SAYING)]
+
+
+@pytest.mark.parametrize(("value", "is_stream"), [("false", False), (0, False), ("true", True), (1, True)])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("completions", {"prompt": "x"}),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}),
+        ("responses", {"input": "x"}),
+    ],
+)
+async def test_a_switch_may_be_a_word(desk: Desk, path: str, body: Any, value: Any, is_stream: bool) -> None:
+    status, kind, _ = await post(desk, path, **body, stream=value)
+    assert (status, kind) == (200, "text/event-stream" if is_stream else "application/json")
+
+
+async def test_a_switch_that_is_neither_is_refused(desk: Desk) -> None:
+    status, _, text = await post(desk, "chat/completions", messages=[], stream="maybe")
+    assert status == 400 and "stream is true or false" in text
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_ids_for_texts_are_the_agents_and_the_record_has_texts(
+    desk: Desk, engine: ScriptedEngine, streamed: bool
+) -> None:
+    more: dict[str, Any] = {"model": "policy", "logprobs": True, "stream": streamed}
+    more |= {"messages": [{"role": "user", "content": "x"}], "extra_body": {"return_tokens_as_token_ids": True}}
+    answer = await desk.openai.chat.completions.create(**more)
+    choices = [chunk.choices[0] async for chunk in answer if chunk.choices] if streamed else answer.choices
+    shown = [entry.token for choice in choices for entry in choice.logprobs.content]
+    assert shown == ["token_id:10", "token_id:11", "token_id:12"]
+    (call,) = desk.calls
+    assert call.token_texts == ("x", "x", "x")
+    assert "return_tokens_as_token_ids" not in engine.requests[0]
