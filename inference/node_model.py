@@ -88,13 +88,15 @@ class NodeModel:
         self._updater = WeightUpdater(self._bus, self.id, self.served.name, directory, self, bases)
         return [audits, self._updater.run(), *([self._lora.unload_loop()] if self._lora else [])]
 
-    async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
+    async def load_files(
+        self, files: Sequence[Path], version: int, change: float | None = None, fingerprint: str = ""
+    ) -> float:
         """See `lightningbus.inference.weights.target.WeightTarget`."""
         self.kv_cache = ""  # adapters beside those that are served change no cache
         pause_seconds = await (
             self._lora.load_version(files, version, self._load_in_place)
             if self._lora
-            else self._load_in_place(files, version, change)
+            else self._load_in_place(files, version, change, fingerprint)
         )
         self._num_swaps += 1
         return pause_seconds
@@ -117,7 +119,9 @@ class NodeModel:
         self._num_swaps += 1
         return rendezvous_seconds + load_seconds
 
-    async def _load_in_place(self, source: WeightSource, version: int, change: float | None = None) -> float:
+    async def _load_in_place(
+        self, source: WeightSource, version: int, change: float | None = None, fingerprint: str = ""
+    ) -> float:
         """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights.
 
         An `EngineError` ends the engine: it stays paused until the node stops it, since its weights are loaded in part.
@@ -125,7 +129,7 @@ class NodeModel:
         started_at = time.monotonic()
         self.kv_cache = self._kv_cache_choice.record_swap(change)
         await self._engine.pause(recompute_kv_cache=self.kv_cache == "recomputed")
-        await self._engine.load_weights(source, version)
+        await self._engine.load_weights(source, version, fingerprint)
         await flush_pending_chunks()
         self.served.version = version
         await self._engine.resume()

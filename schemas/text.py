@@ -1,5 +1,7 @@
 """Functions on untrusted text."""
 
+from collections.abc import Sequence
+
 GAP = " … "
 """Stands for the words that a shortened line lacks."""
 
@@ -37,3 +39,9 @@ def shorten_line(text: str, limit: int) -> str:
     begin = begin.rpartition(" ")[0] or begin
     end = end.partition(" ")[2] or end
     return f"{begin}{GAP}{end}".strip()
+
+
+def name_some(names: Sequence[str], limit: int = 3) -> str:
+    """Name the first ``limit`` names, and count the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"

@@ -11,7 +11,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.jetstream.verified_download import timed_verification
 from lightningbus.bus.weights.transports.base import Transport
 from lightningbus.bus.weights.transports.factory import open_transport
-from lightningbus.schemas.weights.delta import DeltaError, apply_deltas
+from lightningbus.schemas.weights.delta import DeltaError, apply_deltas, fingerprint
 from lightningbus.schemas.weights.events import Blob, DeltaLink, WeightManifest
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class WeightCache:
             await self._apply_chain(source, links, path)
         else:
             await source.get(blob, path)
+            await self._verify(manifest, path)
         if manifest.fingerprint:
             self._delta_base = (manifest.fingerprint, path)
         return [*bases, path]
@@ -93,10 +94,20 @@ class WeightCache:
             if path not in files and (self._delta_base is None or path != self._delta_base[1]):
                 path.unlink(missing_ok=True)
 
+    async def _verify(self, manifest: WeightManifest, path: Path) -> None:
+        """Compare a file that came whole with its manifest's fingerprint; raise `ValueError` if they differ."""
+        if not manifest.fingerprint:
+            return
+        with timed_verification():
+            content = await asyncio.to_thread(fingerprint, path)
+        if content != manifest.fingerprint:
+            path.unlink()
+            raise ValueError(f"version {manifest.version} has other weights than its manifest says: publish it again")
+
     async def _apply_chain(self, source: Transport, links: Sequence[DeltaLink], path: Path) -> None:
         """Apply the deltas to the local file; if that fails or the chain lacks it, to the chain's full version."""
-        fingerprint, base = self._delta_base or ("", path)
-        positions = [index for index, link in enumerate(links) if link.fingerprint == fingerprint]
+        known, base = self._delta_base or ("", path)
+        positions = [index for index, link in enumerate(links) if link.fingerprint == known]
         if positions:
             try:
                 return await self._reconstruct(source, base, links[positions[-1] + 1 :], path)
@@ -118,8 +129,8 @@ class WeightCache:
             for link, delta in zip(links, deltas, strict=True):
                 await source.get(link.blob, delta)
             with timed_verification():
-                fingerprint = await asyncio.to_thread(apply_deltas, base, deltas, unverified)
-            if links and fingerprint != links[-1].fingerprint:
+                content = await asyncio.to_thread(apply_deltas, base, deltas, unverified)
+            if links and content != links[-1].fingerprint:
                 raise DeltaError(f"version {links[-1].version} was reconstructed and is not what was published")
             unverified.replace(path)
         finally:

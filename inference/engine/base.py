@@ -130,9 +130,10 @@ class Engine(Protocol):
         """Go on sampling, by the weights that are loaded now."""
         ...
 
-    async def load_weights(self, source: WeightSource, version: int) -> None:
-        """Replace all weights while sampling is paused.
+    async def load_weights(self, source: WeightSource, version: int, fingerprint: str = "") -> None:
+        """Replace all weights while sampling is paused, and check that the engine holds them.
 
+        ``fingerprint``: of the first file of ``source``; it is compared with what was read; empty: unknown.
         After an error the weights may be loaded in part, so the engine must be stopped.
         """
         ...

@@ -68,12 +68,12 @@ class VllmEngine:
         """Thaw requests."""
         await self._post("/resume")
 
-    async def load_weights(self, source: WeightSource, version: int) -> None:
+    async def load_weights(self, source: WeightSource, version: int, fingerprint: str = "") -> None:
         """Have `lightningbus.inference.engine.worker.weight_transfer` load weights in each worker."""
         update_info: dict[str, Any] = (
             {"content": source.fingerprint, "size": source.size}
             if isinstance(source, BroadcastContent)
-            else {"paths": [str(path.resolve()) for path in source]}
+            else {"paths": [str(path.resolve()) for path in source], "content": fingerprint}
         )
         await self._post("/start_weight_update")
         await self._post("/update_weights", {"update_info": update_info})

@@ -26,10 +26,13 @@ class WeightTarget(Protocol):
         """Effect of the last swap on the KV cache of calls in flight; empty: none."""
         ...
 
-    async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
+    async def load_files(
+        self, files: Sequence[Path], version: int, change: float | None = None, fingerprint: str = ""
+    ) -> float:
         """Load verified files as a version: all weights, or a base and its adapters.
 
         ``change``: relative change from the loaded version, see `WeightManifest.change`; None: unknown.
+        ``fingerprint``: see `WeightManifest.fingerprint`; empty: unknown.
 
         Returns the seconds generation was paused. Raises `lightningbus.inference.engine.base.EngineError`, or
         `OSError` or `ValueError` if the previous version continues to be served.

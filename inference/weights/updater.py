@@ -226,7 +226,8 @@ class WeightUpdater:
 
     async def _load(self, update: PendingUpdate) -> float:
         with tracing.start_as_current_span("swap"):
-            return await self._target.load_files(update.files, update.version, find_change(update, self._active))
+            change, manifest = find_change(update, self._active), update.manifest
+            return await self._target.load_files(update.files, update.version, change, manifest.fingerprint)
 
     async def _activate(self, update: PendingUpdate, pause_seconds: float) -> None:
         self._active, self.problem, self.needs_full_weights = update, "", False

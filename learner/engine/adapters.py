@@ -5,6 +5,7 @@ from typing import Any
 
 from lightningbus.learner.engine.weight_writer import make_file_naming, published_model
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.text import name_some
 from lightningbus.schemas.weights.adapters import A_SUFFIX, B_SUFFIX, PREFIX
 
 NOT_TEXT = ".*(vision|visual|image|audio|multi_?modal|connector).*"
@@ -66,11 +67,10 @@ def check_targets(model: Any) -> None:
 
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     if wrong := list(dict.fromkeys(name_in_base(name) for name, layer in layers if not _is_matrix(layer))):
-        more = f" and {len(wrong) - NUM_NAMED} more" if len(wrong) > NUM_NAMED else ""
         names = ", ".join(sorted(set(_linear_names(layers))))
         advice = f"set it to [{names}]" if names else "name linear layers, or train without lora"
         raise ValueError(
-            f"lora.target_modules: inference engines cannot take adapters of {', '.join(wrong[:NUM_NAMED])}{more}, "
+            f"lora.target_modules: inference engines cannot take adapters of {name_some(wrong, NUM_NAMED)}, "
             f"which are no matrices of linear layers; {advice}"
         )
 

@@ -4,11 +4,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from lightningbus.learner.engine.verl_checks import carries_state, uses_flash_attention
 from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tolerance, mean_difference
 from lightningbus.learner.model_check.computation_file import CheckedComputation, read_computation, write_computation
 from lightningbus.learner.model_check.memory import find_shortage
+from lightningbus.learner.model_check.model_files import find_missing_tensors
 from lightningbus.learner.model_check.probe import make_probe
 from lightningbus.learner.model_check.reference import EAGER, SDPA, Computation, ReferenceModel
 from lightningbus.learner.settings.engine import EngineSettings
@@ -17,7 +19,7 @@ from lightningbus.learner.settings.model_config import read_text_config
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
-from lightningbus.schemas.text import shorten_line
+from lightningbus.schemas.text import name_some, shorten_line
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     if not settings.engine.check_model:
         return ModelCheck(settings, _with_computation(settings, device, None))
     path = settings.model_path
+    _check_files(path)
     if known := read_computation(settings):
         computation = Computation(known.attention, known.is_packed)
         rows = make_probe(path, known.vocabulary_size, settings.seq_len)
@@ -122,6 +125,18 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
     checked_settings = _with_computation(settings, device, chosen, shares)
     return ModelCheck(settings, checked_settings, rows, rounding, vocabulary_size, log_probs)
+
+
+def _check_files(path: Path) -> None:
+    try:
+        missing = find_missing_tensors(path)
+    except Exception as error:  # a model's code may raise anything
+        raise ModelCheckError(f"{path} cannot be trained: {_describe(error)}") from error
+    if missing:
+        raise ModelCheckError(
+            f"{path} lacks tensors that its config.json asks for: {name_some(missing)}. Fetch the model again, or "
+            "correct its config.json"
+        )
 
 
 def _with_computation(

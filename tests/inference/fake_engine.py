@@ -80,7 +80,7 @@ class FakeEngine:
         self._is_paused = False
         self.operations.append("resume")
 
-    async def load_weights(self, source: WeightSource, version: int) -> None:
+    async def load_weights(self, source: WeightSource, version: int, fingerprint: str = "") -> None:
         await self._answer()
         assert self._is_paused, "sampling goes on while weights are loaded"
         missing = [] if isinstance(source, BroadcastContent) else [path for path in source if not path.exists()]

@@ -176,7 +176,7 @@ class Rolling(Engine):
 
     away, most, swaps = 0, 0, 0
 
-    async def load_files(self, files: Any, version: int, change: float | None = None) -> float:
+    async def load_files(self, files: Any, version: int, change: float | None = None, fingerprint: str = "") -> float:
         kind, serving = type(self), bool(self.loaded)
         kind.away += serving
         kind.most = max(kind.most, kind.away)
@@ -184,7 +184,7 @@ class Rolling(Engine):
         for _ in range(20):  # the others have every chance to begin, too
             await asyncio.sleep(0.001)
         kind.away -= serving
-        return await super().load_files(files, version, change)
+        return await super().load_files(files, version, change, fingerprint)
 
 
 async def test_nodes_of_different_models_swap_at_once(bus: Bus) -> None:

@@ -36,7 +36,9 @@ class Engine:
         self.refuses: dict[int, Exception] = {}
         self.kv_cache: KvCacheOutcome = "kept"
 
-    async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
+    async def load_files(
+        self, files: Sequence[Path], version: int, change: float | None = None, fingerprint: str = ""
+    ) -> float:
         await self.gate.wait()
         if version in self.refuses:
             raise self.refuses[version]

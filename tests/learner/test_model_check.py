@@ -1,12 +1,14 @@
 """A model is computed as transformers publishes it, or refused before the first step; faults put in on purpose."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lightningbus.learner.engine import engines, packed_attention
 from lightningbus.learner.model_check import check
@@ -14,9 +16,11 @@ from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tole
 from lightningbus.learner.model_check.check import COMPUTATIONS, ModelCheckError, _Differences, check_model
 from lightningbus.learner.model_check.computation_file import FILE
 from lightningbus.learner.model_check.memory import find_shortage
+from lightningbus.learner.model_check.model_files import find_missing_tensors
 from lightningbus.learner.model_check.probe import LENGTHS, make_probe
 from lightningbus.learner.model_check.reference import EAGER, SDPA, ReferenceModel
 from lightningbus.learner.training.verl_trainer import VerlTrainer
+from lightningbus.schemas.weights.safetensors_header import PYTORCH, WHOLE
 from tests.families.__main__ import RESULTS
 from tests.families.families import FAMILIES, SIZES, save_tiny_model
 from tests.families.page import is_tested
@@ -133,6 +137,33 @@ def test_packed_rows_that_see_each_other_are_refused_or_padded(
         trainer_for(save("llama"), tmp_path, use_remove_padding=True, attn_implementation=SDPA)
 
 
+LACKING = [
+    ("llama", "model.norm.weight", ()),
+    ("qwen3", "model.layers.1.self_attn.k_norm.weight", ()),
+    ("qwen2", "model.layers.0.self_attn.q_proj.bias", ()),
+    ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias", ()),
+    ("mixtral", "model.layers.0.block_sparse_moe.experts.3.w1.weight", ()),
+    ("qwen3_moe", "model.layers.1.mlp.experts.3.", ("down_proj.weight", "gate_proj.weight", "up_proj.weight")),
+    ("gpt_oss", "model.layers.1.self_attn.sinks", ()),
+    ("llama", "lm_head.weight", ()),
+]
+"""A family, and the tensors that are taken out of its file: one name, or the endings of several."""
+
+
+@pytest.mark.parametrize(("family", "name", "endings"), LACKING)
+def test_a_file_that_lacks_a_tensor_is_refused_and_names_it(
+    save: Save, tmp_path: Path, family: str, name: str, endings: tuple[str, ...]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(save(family), model)
+    tensors = load_file(model / WHOLE)
+    lacking = [name + ending for ending in endings or ("",)]
+    save_file({key: tensor for key, tensor in tensors.items() if key not in lacking}, model / WHOLE, PYTORCH)
+    with pytest.raises(ModelCheckError) as refused:
+        trainer_for(model, tmp_path / "checkpoints")
+    assert str(refused.value).startswith(f"{model} lacks tensors that its config.json asks for: {', '.join(lacking)}.")
+
+
 def test_dropout_is_off_in_training_and_noticed_when_it_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import GraniteConfig, GraniteForCausalLM
 
@@ -152,6 +183,11 @@ def test_a_family_that_verl_cannot_train_is_refused_in_a_sentence(save: Save, tm
         trainer_for(save("phimoe"), tmp_path).check_model()  # it samples its experts in training
     with pytest.raises(ModelCheckError, match="kind 'qwen2_5_vl' on images alone"):
         check_model(settings_for(save("qwen2_5_vl"), checkpoint_dir=tmp_path, engine={"check_model": True}), "cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_complete_file_lacks_no_tensor(save: Save, family: str) -> None:
+    assert family == "qwen2_5_vl" or find_missing_tensors(save(family)) == []
 
 
 @pytest.mark.parametrize(

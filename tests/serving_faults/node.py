@@ -36,7 +36,7 @@ def install() -> None:
         written.append(adapters)
 
     async def load_while_serving(
-        self: NodeModel, source: WeightSource, version: int, change: float | None = None
+        self: NodeModel, source: WeightSource, version: int, change: float | None = None, fingerprint: str = ""
     ) -> float:
         is_fault = acts("requests answered during an update")
         if is_fault and not isinstance(source, BroadcastContent) and len(source) == 1:
@@ -45,7 +45,7 @@ def install() -> None:
             half.hardlink_to(source[0])
             await load(self, [half], version, None)
             await asyncio.sleep(UPDATE_SECONDS)
-        return await load(self, source, version, change)
+        return await load(self, source, version, change, fingerprint)
 
     served.stamp_event = stamp_older  # type: ignore[attr-defined, assignment]
     lora.write_directory = write_other  # type: ignore[attr-defined]

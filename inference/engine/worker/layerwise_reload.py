@@ -9,8 +9,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS
 
-NUM_NAMED = 3
-"""Parameters that an error names."""
+from lightningbus.schemas.text import name_some
 
 
 class WeightsMissingError(ValueError):
@@ -38,9 +37,8 @@ def finish_reload(model: torch.nn.Module, model_config: ModelConfig, device: tor
     if device.type == "cpu":
         _repack_heads(model)
     if missing:
-        more = f" and {len(missing) - NUM_NAMED} more" if len(missing) > NUM_NAMED else ""
         raise WeightsMissingError(
-            f"{', '.join(missing[:NUM_NAMED])}{more} of {type(model).__name__} did not arrive: vLLM cannot replace the "
+            f"{name_some(missing)} of {type(model).__name__} did not arrive: vLLM cannot replace the "
             "weights of this model while it runs"
         )
 
