@@ -329,8 +329,8 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             elif loop.last_metrics:
                 status["loss"] = loop.last_metrics["actor/loss"]
-            if problem := loop.excluded.streak.problem:
-                status["alert"] = f"learner of {settings.model}: {problem}"
+            if problems := loop.excluded.streaks.problems:
+                status["alert"] = f"learner of {settings.model}: {'; '.join(problems.values())}"
             if blocker := find_blocker(loop, self._pin_watch.describe):
                 status["waits for"] = blocker
             if loop.phase == "waiting" and not self._is_leaving:
