@@ -14,8 +14,8 @@ from lightningbus.learner.batching.rollout_dispositions import (
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.groups import RolloutGroup
-from lightningbus.learner.rollouts.rejection_streak import RejectionStreak
 from lightningbus.learner.selection.task_sets import TaskSets
+from lightningbus.learner.set_streaks import SetStreaks
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.training import RolloutDisposition, TrainingStep
 
@@ -26,14 +26,17 @@ class ExcludedRollouts:
     def __init__(self, consumer: RolloutConsumer, settings: LearnerSettings) -> None:
         self._consumer, self._settings, self._sets = consumer, settings, TaskSets(settings)
         self._dispositions: list[RolloutDisposition] = []
-        self.streak = RejectionStreak(settings.num_groups_under_way, settings.failed_groups_limit)
+        self.streaks = SetStreaks(self._sets, settings.num_groups_under_way, settings.failed_groups_limit)
+        self._ready: set[str] = set()
+        """Tasks of the groups that were ready at the last look."""
 
     def collect(self) -> list[str]:
         """Record the failed groups and attempts since the last call; return the tasks of those groups."""
         groups = self._consumer.groups
         dropped = [group.task_id for group in groups.rejected]
-        if groups.ready:
-            self.streak.note_ready()
+        before, self._ready = self._ready, {group.task_id for group in groups.ready}
+        for task in self._ready - before:
+            self.streaks.note_ready(task)
         for group in groups.rejected:
             self._reject(group)
         self._exclude(groups.late_attempts, "late")
@@ -44,7 +47,7 @@ class ExcludedRollouts:
 
     def set_aside(self, group: RolloutGroup) -> None:
         """Record a ready group that is not trained, because none of its calls has an advantage."""
-        self._consumer.groups.pop_ready(1, lambda ready: [group])
+        self._consumer.groups.take(group)
         self._exclude(group.rollouts, NO_SIGNAL)
 
     def collect_remaining(self) -> None:
@@ -57,11 +60,10 @@ class ExcludedRollouts:
         self._dispositions += uses
         self._consumer.mark_consumed(rollouts)
 
-    def add_batch(self, uses: Sequence[RolloutDisposition], rollouts: Iterable[Rollout], num_groups: int) -> None:
+    def add_batch(self, uses: Sequence[RolloutDisposition], rollouts: Iterable[Rollout]) -> None:
         """Note a batch that gave nothing to train on."""
         self.add(uses, rollouts)
-        reasons = [use.exclusion_reason for use in uses]
-        self.streak.add(num_groups, reasons, is_batch=True, is_outage=all(map(is_passing, reasons)))
+        self.streaks.add_batch(uses)
 
     def drain(self) -> list[RolloutDisposition]:
         """Return all recorded dispositions and forget them; the caller publishes them."""
@@ -80,7 +82,8 @@ class ExcludedRollouts:
         reasons = [disposition.exclusion_reason for disposition in self._dispositions[before:]]
         example = next((f"{each.id}: {each.outcome}: {each.error}" for each in rollouts if each.error), "")
         num_passing = sum(map(is_passing, reasons)) + group.group_size - len(rollouts)
-        self.streak.add(1, reasons, is_outage=2 * num_passing >= group.group_size, example=example)
+        is_outage = 2 * num_passing >= group.group_size
+        self.streaks.add(group.task_id, reasons, is_outage=is_outage, example=example)
 
     def _exclude(self, rollouts: list[Rollout], reason: str) -> None:
         self.add(excluded(rollouts, reason, self._settings), rollouts)

@@ -329,8 +329,9 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             elif loop.last_metrics:
                 status["loss"] = loop.last_metrics["actor/loss"]
-            if problem := loop.excluded.streak.problem or loop.agreement.problem:
-                status["alert"] = f"learner of {settings.model}: {problem}"
+            problems = [*loop.excluded.streaks.problems.values(), *filter(None, [loop.agreement.problem])]
+            if problems:
+                status["alert"] = f"learner of {settings.model}: {'; '.join(problems)}"
             if blocker := find_blocker(loop, self._pin_watch.describe):
                 status["waits for"] = blocker
             if loop.phase == "waiting" and not self._is_leaving:

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
@@ -43,13 +42,12 @@ from lightningbus.learner.publishing.publisher import NONCE_BYTES
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.fresh_node import wait_for_version
-from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
 from lightningbus.learner.teacher.teachers import Teachers
 from lightningbus.learner.trainer import Trainer
 from lightningbus.schemas import ids, subjects
-from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.codec import encode
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.training import RolloutDisposition, TrainingStep
@@ -87,7 +85,7 @@ class TrainingLoop:
     _is_scoring: bool = False
     """Whether the groups of the next step are taken, and wait for scores."""
     _warned: set[str] = field(default_factory=set)
-    _is_slow: bool = False
+    _slow_sets: set[str] = field(default_factory=set)
     _unbuildable: UnbuildableBatches = field(default_factory=UnbuildableBatches)
 
     def __post_init__(self) -> None:
@@ -165,7 +163,7 @@ class TrainingLoop:
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
-            if verdict := self.excluded.streak.verdict:
+            if verdict := self.excluded.streaks.verdict:
                 await self._write_checkpoint(self.state)  # a learner that goes on later does not count them again
                 raise LearnerError(verdict)
             self._slow_down()
@@ -190,7 +188,18 @@ class TrainingLoop:
         if self.replay:
             return self.replay.take(groups)
         await self.gate.set_aside(groups)
+        await self._try_alone(groups)
         return groups.pop_ready(self.settings.groups_per_step, self._choose)
+
+    async def _try_alone(self, groups: GroupBuffer) -> None:
+        """Build ready groups by themselves until one of their set can be trained: a whole step may never be ready."""
+        for group in [group for group in groups.ready if self.excluded.streaks.needs_trial(group.task_id)]:
+            groups.take(group)
+            if await self._build_batch([group]) is None:
+                self.consumer.attempt_ended.set()  # The streak is longer now, and the task has a place again.
+            else:
+                self.excluded.streaks.end(group.task_id)
+                groups.requeue([group])
 
     def _choose(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
         """Choose the groups to train next; one that waits for a teacher counts as one that waits for a rollout."""
@@ -238,32 +247,22 @@ class TrainingLoop:
         self.dispatcher.advance(self.state.step, self.state.version)
 
     def _slow_down(self) -> None:
-        """Dispatch groups one by one while they give nothing: they cost what rollouts cost."""
-        streak = self.excluded.streak
-        if streak.is_too_long and not self._is_slow:
-            log.error("%s", streak.problem)
-        elif self._is_slow and not streak.is_too_long:
-            log.info("groups can be trained again")
-        self._is_slow = streak.is_too_long
-        self.dispatcher.limit_rate(streak.pause)
+        """Dispatch the groups of a set one by one while they give nothing: they cost what rollouts cost."""
+        problems = self.excluded.streaks.problems
+        for name in problems.keys() - self._slow_sets:
+            log.error("%s", problems[name])
+        for name in self._slow_sets - problems.keys():
+            log.info("groups%s can be trained again", f" of task set {name!r}" if name else "")
+        self._slow_sets = set(problems)
+        self.dispatcher.limit_rates(self.excluded.streaks.pauses)
 
     async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
         started_ns = time.time_ns()  # before verdicts are read: a step that starts after a verdict knows it
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
-        verdicts = await self._refresh_verdicts()
-        try:
-            with tracing.start_as_current_span("batch"):
-                batch, digest = await self.in_thread(self._build, groups, verdicts)
-        except OwnFunctionError as error:
-            raise as_learner_error(error) from error
-        except Exception as error:  # whatever the rollouts lead to, they lead to it again
-            await self._exclude_unbuildable(groups, verdicts, error)
+        built = await self._build_batch(groups)
+        if built is None:
             return
-        for sentence in find_new_warnings(batch.metrics, self.settings.credit.method, self._warned):
-            log.warning("%s", sentence)
-        if groups and not batch.num_tokens:
-            await self._drop_batch(batch.dispositions, groups)
-            return
+        batch, digest = built
         try:
             with tracing.start_as_current_span("train"):
                 step_metrics = await self.in_thread(self.trainer.step, batch)
@@ -272,12 +271,13 @@ class TrainingLoop:
         except Exception as error:
             if not self.trainer.can_go_on:
                 raise
-            await self._exclude_unbuildable(groups, verdicts, error)
+            await self._exclude_unbuildable(groups, error)
             return
         self.agreement.check(self.state.step + 1, {**batch.metrics, **step_metrics})
         if self.agreement.problem:
             log.warning("%s", self.agreement.problem)
         self._unbuildable.end()
+        self.excluded.streaks.add_batch(batch.dispositions)
         state = replace(
             self.state,
             step=self.state.step + 1,
@@ -296,28 +296,39 @@ class TrainingLoop:
         )  # fmt: skip
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
 
-    async def _refresh_verdicts(self) -> Sequence[AuditVerdict]:
-        """Return the auditor's verdicts; while the bus is away, those known before."""
-        with contextlib.suppress(BusError, NatsError):
+    async def _build_batch(self, groups: Sequence[RolloutGroup]) -> tuple[Batch, str] | None:
+        """Build the batch of these groups, with its digest; None: it gives nothing to train on, and is dropped."""
+        with contextlib.suppress(BusError, NatsError):  # While the bus is away, the verdicts known before count.
             await self.audits.refresh()
-        return self.audits.state.verdicts
+        try:
+            with tracing.start_as_current_span("batch"):
+                batch, digest = await self.in_thread(self._build, groups)
+        except OwnFunctionError as error:
+            raise as_learner_error(error) from error
+        except Exception as error:  # whatever the rollouts lead to, they lead to it again
+            await self._exclude_unbuildable(groups, error)
+            return None
+        for sentence in find_new_warnings(batch.metrics, self.settings.credit.method, self._warned):
+            log.warning("%s", sentence)
+        if groups and not batch.num_tokens:
+            await self._drop_batch(batch.dispositions, groups)
+            return None
+        return batch, digest
 
-    def _build(self, groups: Sequence[RolloutGroup], verdicts: Sequence[AuditVerdict]) -> tuple[Batch, str]:
+    def _build(self, groups: Sequence[RolloutGroup]) -> tuple[Batch, str]:
         """Build the batch of these groups; return it with its digest."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        quarantined = quarantine_reasons(rollouts, verdicts, self.settings.model)
+        quarantined = quarantine_reasons(rollouts, self.audits.state.verdicts, self.settings.model)
         batch = self.builder.build(groups, self.state.version, quarantined, self.state.step)
         return batch, batch.compute_sha256()
 
-    async def _exclude_unbuildable(
-        self, groups: Sequence[RolloutGroup], verdicts: Sequence[AuditVerdict], error: Exception
-    ) -> None:
+    async def _exclude_unbuildable(self, groups: Sequence[RolloutGroup], error: Exception) -> None:
         """Exclude the groups that no batch can be made of, all if each could be one; the others are ready again.
 
         Raises `LearnerError` if that happened too often in a row: it is no fault of the rollouts then.
         """
         count_fault("groups are excluded, because their batch cannot be built", error)
-        errors = await self.in_thread(find_culprits, partial(self._build, verdicts=verdicts), groups, error)
+        errors = await self.in_thread(find_culprits, self._build, groups, error)
         culprits = [group for group in groups if group.task_id in errors]
         if len(culprits) == len(groups):
             self._unbuildable.add(error)
@@ -330,7 +341,7 @@ class TrainingLoop:
         reasons = {disposition.exclusion_reason for disposition in dispositions}
         log.warning("%d groups gave nothing to train on: %s", len(groups), ", ".join(sorted(reasons)))
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        self.excluded.add_batch(dispositions, rollouts, len(groups))
+        self.excluded.add_batch(dispositions, rollouts)
         self.dispatcher.start_batch(())
         tasks = [group.task_id for group in groups]
         if self.replay:
@@ -358,7 +369,6 @@ class TrainingLoop:
         with tracing.start_as_current_span("publish"):
             await self.committer.commit(state, self.consumer.acknowledge if is_due else None)
         self.state, self.last_event, self.last_metrics = state, event, event.metrics
-        self.excluded.streak.end()
         update_metrics(event)
         await self.publish_step(event, unique=True)
         await self.recovery.resolve()

@@ -19,7 +19,7 @@ from lightningbus.runners.agent.executors import (
     WorkerProcessDiedError,
 )
 from lightningbus.runners.agent.launcher import AgentStartError
-from lightningbus.runners.agent.reward_function import RewardTimeoutError
+from lightningbus.runners.agent.reward_function import RewardFunctionError, RewardTimeoutError
 from lightningbus.runners.gateway.engines.upstream import waited_in_vain
 from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.prompts import PromptUnavailableError
@@ -110,14 +110,14 @@ async def _run_executor(
         return RolloutResult("poison", str(error))
     except (AgentStartError, WorkerProcessDiedError, PromptUnavailableError, WorkspaceFailedError) as error:
         return RolloutResult("infra_error", str(error))
-    except (AgentError, rewards.InvalidRewardError) as error:
+    except (AgentError, RewardFunctionError, rewards.InvalidRewardError) as error:
         if recorder.poison_reason:
             return RolloutResult("poison", recorder.poison_reason)
         if recorder.infra_error:
             return RolloutResult("infra_error", recorder.infra_error)
         if isinstance(error, AgentError) and error.detail:
             log.warning("%s", shorten(error.detail, MAX_TRACEBACK))
-        return RolloutResult("agent_error", str(error))
+        return RolloutResult("grading_failed" if isinstance(error, RewardFunctionError) else "agent_error", str(error))
     if recorder.unrecordable_reason:
         return RolloutResult("agent_error", recorder.unrecordable_reason)
     if earned is None:

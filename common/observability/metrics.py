@@ -72,8 +72,8 @@ tasks_nacked = register(
 )  # fmt: skip
 attempts = register(
     Counter, "runner", "runner_attempts_total", "An attempt at a rollout ends.",
-    "`agent_error`, `timeout`: check the agent. `reward_timeout`: check the reward function. `infra_error`, `poison`: "
-    "the infrastructure failed; the runner's log gives the reason.",
+    "`agent_error`, `timeout`: check the agent. `reward_timeout`, `grading_failed`: check the reward function. "
+    "`infra_error`, `poison`: the infrastructure failed; the runner's log gives the reason.",
     ["outcome"],
 )  # fmt: skip
 attempt_duration = register(

@@ -36,7 +36,9 @@ def count_arguments(function: Callable[..., Any]) -> int:
 
 
 def grade(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
-    """Call the function; return its value, or its error."""
+    """Call the function, which may use or start an event loop, and return its value or its error."""
+    loop = asyncio.new_event_loop()  # The call before may have closed or removed its own.
+    asyncio.set_event_loop(loop)
     try:
         value = function(*arguments)
         if inspect.isawaitable(value):
@@ -44,6 +46,8 @@ def grade(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
         return {"value": float(value)} if isinstance(value, int | float) else {"value": repr(value)[:80]}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
+    finally:
+        loop.close()
 
 
 async def _wait(value: Any) -> Any:

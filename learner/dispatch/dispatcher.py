@@ -1,6 +1,7 @@
 """Training tasks onto the bus: as many as the staleness bound admits, and no sooner than runners can take them."""
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -77,7 +78,8 @@ class Dispatcher:
         self._served_at_looks: deque[int] = deque(maxlen=2)  # at the last looks that found groups of others
         self._is_mark_new = False
         self._wake = asyncio.Event()
-        self._pause = self._dispatched_at = 0.0
+        self._pauses: Mapping[str, float] = {}  # by the name of a task set
+        self._dispatched_at: dict[str, float] = {}
         self._restored_version = 0  # the newest under which a restored group went out
         self.num_dispatched = num_dispatched
         """Groups of the run that this learner knows to be dispatched, without replacements: the next one's number."""
@@ -119,8 +121,11 @@ class Dispatcher:
 
     @property
     def outstanding_tasks(self) -> Collection[str]:
-        """Tasks of the outstanding groups, in the order of dispatch."""
-        return self._groups.keys()
+        """Tasks of the outstanding groups, in the order of dispatch; a group that a pause holds back has no place."""
+        if not self._pauses:
+            return self._groups.keys()
+        groups = self._groups.items()
+        return [task for task, each in groups if each.served_version is not None or not self._is_paused(each.number)]
 
     @property
     def is_behind(self) -> bool:
@@ -173,10 +178,10 @@ class Dispatcher:
         self._outstanding.remove(tasks)
         self._wake.set()
 
-    def limit_rate(self, pause: float) -> None:
-        """Dispatch one group at a time, ``pause`` seconds after the one before; 0: as many as are admitted."""
-        if pause != self._pause:
-            self._pause = pause
+    def limit_rates(self, pauses: Mapping[str, float]) -> None:
+        """Dispatch one group at a time of some task sets, with pauses in seconds; their turns pass to other sets."""
+        if pauses != self._pauses:
+            self._pauses = pauses
             self._wake.set()
 
     def take_surplus(self) -> list[str]:
@@ -250,9 +255,9 @@ class Dispatcher:
                 await self._publish_lost()
             elif self._outstanding.is_interrupted:
                 await self._publish_next()
-            elif self._outstanding.num_started >= (1 if self._pause else self._bound.num_groups()):
+            elif self._outstanding.num_started >= self._bound.num_groups():
                 await self._wake.wait()
-            elif (seconds := self._dispatched_at + self._pause - time.monotonic()) > 0:
+            elif (seconds := min(map(self._count_paused_seconds, self._group_tasks.sets.names))) > 0:
                 await self._wait_for_wake(seconds)
             elif await self._has_room():
                 await self._publish_next()
@@ -263,9 +268,33 @@ class Dispatcher:
         """Return whether runners have taken the queued tasks; without runners, one step's groups are queued."""
         if not self._bound.is_bounded:
             return True
-        queue = self._queues[self._group_tasks.find_agent(self.num_dispatched)]
+        queue = self._queues[self._group_tasks.find_agent(self._find_next_number())]
         room = await queue.has_room(self._settings.max_group_size)
         return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
+
+    def _count_paused_seconds(self, name: str) -> float:
+        """Return the seconds until a group of the task set may be dispatched; infinite while an open one is waited for.
+
+        A group that is ready is not waited for: a step needs several.
+        """
+        if name not in self._pauses:
+            return 0.0
+        if any(
+            self._group_tasks.sets.name_of_turn(group.number) == name
+            for task, group in self._groups.items()
+            if group.served_version is not None and task not in self._closed
+        ):
+            return math.inf
+        return max(0.0, self._dispatched_at.get(name, 0.0) + self._pauses[name] - time.monotonic())
+
+    def _is_paused(self, number: int) -> bool:
+        return self._count_paused_seconds(self._group_tasks.sets.name_of_turn(number)) > 0
+
+    def _find_next_number(self) -> int:
+        """Find the number of the next new group: the first one whose task set is not paused, if a set is not."""
+        sets = self._group_tasks.sets
+        free = {name for name in sets.names if not self._count_paused_seconds(name)} or set(sets.names)
+        return next(number for number in itertools.count(self.num_dispatched) if sets.name_of_turn(number) in free)
 
     async def _wait_for_wake(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -278,14 +307,16 @@ class Dispatcher:
         If the learner ended in the middle, a replay may have closed the group already: then it needs no tasks. It needs
         their record, which may not be on the bus.
         """
-        group = self._outstanding.find_unpublished()
+        group = self._outstanding.find_unpublished(self._is_paused)
         if group is None:
             await self._look_at_run()
             if self._outstanding.num_started >= self._bound.num_groups():
                 return
-            selection = await self.selector.select(self.num_dispatched)
-            group = DispatchedGroup(number=self.num_dispatched, selection=selection)
-        self._dispatched_at = time.monotonic()
+            number = self._find_next_number()
+            for passed in range(self.num_dispatched, number):  # A learner that resumes must not take it as published.
+                self._record(DispatchedGroup(number=passed), self.num_by_others)
+            group = DispatchedGroup(number=number, selection=await self.selector.select(number))
+        self._dispatched_at[self._group_tasks.sets.name_of_turn(group.number)] = time.monotonic()
         tasks, nonce = await self._group_tasks.make(group), self._lost.nonce
         task = tasks[0].id
         if group.served_version is None:

@@ -37,9 +37,16 @@ class OutstandingGroups:
         """Whether tasks of a group were on their way to the bus when the learner ended: they are not waited for."""
         return any(group.served_version is not None and not group.is_published for group in self.by_task.values())
 
-    def find_unpublished(self) -> DispatchedGroup | None:
-        """Find the oldest group whose tasks are not all on the bus, a partly published one first; None: none."""
-        unpublished = (group for group in self.by_task.values() if not group.is_published)
+    def find_unpublished(self, is_paused: Callable[[int], bool]) -> DispatchedGroup | None:
+        """Find the oldest group whose tasks are not all on the bus, a partly published one first; None: none.
+
+        ``is_paused`` tells by a group's number whether the group must wait; a partly published one does not.
+        """
+        unpublished = [
+            group
+            for group in self.by_task.values()
+            if not group.is_published and (group.served_version is not None or not is_paused(group.number))
+        ]
         return min(unpublished, key=lambda group: group.served_version is None, default=None)
 
     def remove(self, tasks: Iterable[str]) -> None:

@@ -120,6 +120,10 @@ class GroupBuffer:
         self.ready = [group for group in self.ready if group not in taken]
         return taken
 
+    def take(self, group: RolloutGroup) -> None:
+        """Take a ready group."""
+        self.pop_ready(1, lambda ready: [group])
+
     def requeue(self, groups: Iterable[RolloutGroup]) -> None:
         """Put groups that were taken and not trained back to the front."""
         self.ready = [*groups, *self.ready]

@@ -25,10 +25,14 @@ class RejectionStreak:
         ``max_groups``: number of groups in a row without training data after which the run ends; None: never.
         """
         self._limit, self._max_groups = limit, max_groups
-        self._num_groups = self._num_failed = 0
+        self._num_groups = 0
+        self.num_failed = 0
+        """Groups of the streak that an outage does not explain."""
         self._reasons: Counter[str] = Counter()
         self._example = ""
-        self._has_dropped_batch = False
+        self.needs_trial = True
+        """Whether only building a ready group shows that it ends the streak: no group was trained yet, or the last
+        ready ones gave nothing."""
 
     def add(
         self,
@@ -45,19 +49,14 @@ class RejectionStreak:
         count towards ending the run. ``example``: a rollout and its error.
         """
         self._num_groups += num_groups
-        self._num_failed += 0 if is_outage else num_groups
+        self.num_failed += 0 if is_outage else num_groups
         self._reasons.update(reasons)
         self._example = example or self._example
-        self._has_dropped_batch |= is_batch
-
-    def note_ready(self) -> None:
-        """End the streak because a group is ready, unless the last batch of ready groups was dropped."""
-        if not self._has_dropped_batch:
-            self.end()
+        self.needs_trial |= is_batch
 
     def end(self) -> None:
-        """End the streak, because a training step was made."""
-        self._num_groups, self._num_failed, self._has_dropped_batch = 0, 0, False
+        """End the streak, because a group can be trained."""
+        self._num_groups, self.num_failed, self.needs_trial = 0, 0, False
         self._reasons.clear()
         self._example = ""
 
@@ -86,7 +85,7 @@ class RejectionStreak:
     @property
     def verdict(self) -> str:
         """Sentence that says why the run must end; empty: it may go on."""
-        if self._max_groups is None or self._num_failed < self._max_groups:
+        if self._max_groups is None or self.num_failed < self._max_groups:
             return ""
         example = f"; for example {shorten(self._example, MAX_ERROR_CHARS)}" if self._example else ""
         advice = f"; the agent's {CALL_ADVICE}" if self._never_calls else ""

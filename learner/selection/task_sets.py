@@ -22,9 +22,17 @@ class TaskSets:
         """Return the settings for a task, by its id in the file or on the bus."""
         return self._by_name.get(task.partition(SET_SEPARATOR)[0], self._settings) if self._by_name else self._settings
 
+    def find_name(self, task: str) -> str:
+        """Return the name of a task's set, by the task's id in the file or on the bus."""
+        return self.names[self.find_index(task)]
+
+    def name_of_turn(self, number: int) -> str:
+        """Return the name of the set of group ``number``."""
+        return self.names[self.turns.at(number)[0]]
+
     def of_turn(self, number: int) -> LearnerSettings:
         """Return the settings for group ``number``."""
-        return self._by_name.get(self.names[self.turns.at(number)[0]], self._settings)
+        return self._by_name.get(self.name_of_turn(number), self._settings)
 
     def find_rules(self, task: str) -> tuple[Sequence[AirRule], str]:
         """Return the rules that reward the spans of a task, and the name of its reward."""

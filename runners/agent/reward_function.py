@@ -1,14 +1,24 @@
 """The reward function: in a process of its own, which the agent that it judges cannot reach."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
+from lightningbus.common.observability.faults import MAX_TRACEBACK
 from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDiedError
 from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.shared_process import SharedExecutor
 from lightningbus.runners.agent.turns import Turns
 from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.rewards import InvalidRewardError, resolve_rewards
+from lightningbus.schemas.text import shorten
+
+log = logging.getLogger(__name__)
+
+
+class RewardFunctionError(Exception):
+    """The reward function raised, or returned what is not a reward; the message is a sentence."""
 
 
 class RewardTimeoutError(Exception):
@@ -18,7 +28,7 @@ class RewardTimeoutError(Exception):
 class RewardFunction(SharedExecutor):
     """``module:function`` of (input, result), in the agent's interpreter, loaded once and kept warm.
 
-    An async one serves many slots side by side, any other one after the other. The limit counts from its turn. When a
+    An async one serves many slots side by side, any other one serves them in turn, from which its limit counts. When a
     shared process ends or stops answering, each of its calls is retried alone: only so is the faulty one found.
     """
 
@@ -33,8 +43,8 @@ class RewardFunction(SharedExecutor):
     async def compute_reward(self, task: Any, result: Any) -> Any:
         """Call the function and return its result, any JSON.
 
-        Raises `RewardTimeoutError` beyond its limit, `AgentError` if it fails, `WorkerProcessDiedError` if its process
-        is gone, `AgentStartError` if it cannot be started again.
+        Raises `RewardTimeoutError` beyond its limit, `RewardFunctionError` if it fails, `WorkerProcessDiedError` if its
+        process is gone, `AgentStartError` if it cannot be started again.
         """
         try:
             if self.is_concurrent:
@@ -46,7 +56,9 @@ class RewardFunction(SharedExecutor):
             async with self._turns.alone():
                 return await self._call(task, result)
         except AgentError as error:
-            raise AgentError(f"the reward function failed: {error}", error.detail) from error
+            if error.detail:
+                log.warning("%s", shorten(error.detail, MAX_TRACEBACK))
+            raise RewardFunctionError(f"the reward function failed: {error}") from error
         except WorkerProcessDiedError as error:
             raise WorkerProcessDiedError(f"the reward function is gone: {error}") from error
 
@@ -88,7 +100,12 @@ class RewardingExecutor(AgentExecutor):
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
         """Add the reward to the answer, without the agent's process; raise as `compute_reward`."""
-        return {**answer, "reward": await self._function.compute_reward(task, answer.get("value"))}
+        graded = {**answer, "reward": await self._function.compute_reward(task, answer.get("value"))}
+        try:
+            resolve_rewards(graded, ())
+        except InvalidRewardError as error:
+            raise RewardFunctionError(f"the reward function failed: {error}") from error
+        return graded
 
     async def finish(self, recorder: AttemptRecorder) -> None:
         """Record what the agent leaves."""

@@ -66,21 +66,25 @@ CREATE OR REPLACE VIEW {database}.dead_letters{on_cluster} AS SELECT * FROM {dat
 CREATE OR REPLACE VIEW {database}.rollouts{on_cluster} AS
 SELECT * EXCEPT retention_days FROM {database}.raw_rollouts FINAL;
 
--- Without the steps that a learner undid by going back to its checkpoint: those from the first step of a later epoch on.
+-- A step that a learner undid by going back to its checkpoint stays until a later epoch has made the step again.
 CREATE OR REPLACE VIEW {database}.training_steps{on_cluster} AS
 SELECT * FROM {database}.raw_training_steps FINAL
-WHERE (run_id, model, epoch, step) NOT IN (
-    SELECT undone.run_id, undone.model, undone.epoch, undone.step
-    FROM (SELECT DISTINCT run_id, model, epoch, step FROM {database}.raw_training_steps) AS undone
-    INNER JOIN (
-        SELECT run_id, model, epoch, min(step) AS first_step FROM {database}.raw_training_steps GROUP BY run_id, model, epoch
-    ) AS later ON undone.run_id = later.run_id AND undone.model = later.model
-    WHERE later.epoch > undone.epoch AND undone.step >= later.first_step
+WHERE (run_id, model, step, epoch) IN (
+    SELECT run_id, model, step, max(epoch) FROM {database}.raw_training_steps GROUP BY run_id, model, step
 );
 
+-- Without the rollouts of an undone step that a later epoch has trained in another step.
 CREATE OR REPLACE VIEW {database}.training_rollouts{on_cluster} AS
 SELECT * FROM {database}.raw_training_rollouts FINAL
-WHERE (run_id, model, step, epoch) IN (SELECT run_id, model, step, epoch FROM {database}.training_steps);
+WHERE (run_id, model, step, epoch) IN (SELECT run_id, model, step, epoch FROM {database}.training_steps)
+    AND NOT (trained AND (run_id, model, rollout_id, epoch) IN (
+        SELECT run_id, model, rollout_id, arrayJoin(arrayPopBack(arraySort(groupUniqArray(epoch))))
+        FROM {database}.raw_training_rollouts
+        WHERE trained AND (run_id, model) IN (
+            SELECT run_id, model FROM {database}.raw_training_steps GROUP BY run_id, model HAVING uniqExact(epoch) > 1
+        )
+        GROUP BY run_id, model, rollout_id
+    ));
 
 -- One row per sampled token: what it was, how likely, and which weight version made it.
 CREATE OR REPLACE VIEW {database}.tokens{on_cluster} AS

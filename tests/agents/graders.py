@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import signal
+import threading
 import time
 
 HOUR = 3600.0
@@ -41,6 +43,30 @@ async def is_deaf(task, result):
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0.05)
     return 1.0
+
+
+async def judge():
+    await asyncio.sleep(0)
+    return 1.0
+
+
+def runs_loops(task, result):
+    """Run a judge as libraries with a blocking interface do, each of which assumes that no event loop runs."""
+    assert threading.current_thread() is threading.main_thread()
+    signal.setitimer(signal.ITIMER_REAL, HOUR)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    loop = asyncio.get_event_loop()
+    score = loop.run_until_complete(judge())
+    loop.close()
+    return score * asyncio.run(judge())
+
+
+def gives_a_coroutine(task, result):
+    return judge()
+
+
+def returns_what_it_got(task, result):
+    return result["answer"]
 
 
 async def ends_its_process(task, result):

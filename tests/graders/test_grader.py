@@ -102,6 +102,14 @@ async def until_settled(bus: Bus) -> None:
             await asyncio.sleep(0.02)
 
 
+async def test_a_function_may_run_an_event_loop_for_each_rollout(bus: Bus) -> None:
+    for number in range(2):
+        await finish(bus, "t", number, 0.75, samples=2)
+    async with grading(bus, settings({"f": {"function": "scores:by_loops"}})):
+        rollouts, _ = await ended(bus, 2)
+    assert [(rollout.outcome, rollout.reward) for rollout in rollouts] == [("ok", 0.75)] * 2
+
+
 async def test_a_grade_ends_the_attempt_and_a_failed_one_is_an_outcome_and_no_zero(bus: Bus) -> None:
     for number, (result, outcome) in enumerate([("good", "ok"), ("raise", "ok"), ("good", "timeout")]):
         await finish(bus, "t", number, result, samples=3, outcome=outcome)

@@ -245,6 +245,30 @@ async def test_a_synchronous_run_dispatches_once_the_version_is_served(bus: Bus)
         assert [group.served_version for group in dispatcher.outstanding()] == [1]
 
 
+async def test_a_paused_set_has_one_open_group_and_its_turns_pass_to_the_others(bus: Bus, tmp_path: Path) -> None:
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    sets = [{"name": name, "path": str(tmp_path / f"{name}.jsonl")} for name in ("math", "code")]
+    inputs = [TaskInput(f"{name}/{number}", number) for name in ("math", "code") for number in range(4)]
+    closed: dict[str, None] = {}
+    records: list[DispatchedGroup] = []
+    dispatcher = Dispatcher(
+        bus, inputs, settings(tasks=sets, groups_per_step=8, max_staleness=0), closed=closed,
+        record=lambda group, num_by_others: records.append(replace(group)),
+    )  # fmt: skip
+    dispatcher.advance(0, 0)
+    dispatcher.limit_rates({"math": 30.0})
+    async with dispatching(dispatcher):
+        tasks = [task.id for task in (await tasks_of(bus, 10))[::2]]
+        assert [task.partition("/")[0] for task in tasks] == ["math", "code", "code", "code", "code"]
+        assert {record.number for record in records if record.served_version is None} >= {2, 4}, "their turns passed"
+        closed[tasks[0]] = None
+        await dispatcher.replace_dropped(tasks[:1])
+        (waiting,) = [group for group in dispatcher.outstanding() if group.served_version is None]
+        assert waiting.replacement == 1
+        dispatcher.limit_rates({})
+        assert (await tasks_of(bus, 2))[0].id == f"{tasks[0]}r1"
+
+
 async def test_a_group_that_came_to_nothing_is_replaced_by_the_same_task(bus: Bus) -> None:
     """By another one only if it always comes to nothing: hard tasks must not be left out."""
     await bus.ensure_consumer(runner_consumer("default", "train"))

@@ -32,12 +32,11 @@ AGENTS = runner_consumer("default", "train")
 async def learning(
     bus: Bus, model_path: Path, tmp_path: Path, stop: asyncio.Event | None = None, **changes: Any
 ) -> AsyncIterator["asyncio.Task[None]"]:
-    """A learner of one step of one group of two rollouts."""
+    """A learner of one step of one group of two rollouts; ``changes`` are of its settings."""
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n{"id": "b", "input": 2}\n')
-    settings = settings_for(
-        model_path, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints", group_size=2, max_steps=1,
-        groups_per_step=1, max_staleness=0, **changes,
-    )  # fmt: skip
+    sizes = {"group_size": 2, "max_steps": 1, "groups_per_step": 1, "max_staleness": 0}
+    changes = {"tasks": tmp_path / "tasks.jsonl", "checkpoint_dir": tmp_path / "checkpoints", **sizes, **changes}
+    settings = settings_for(model_path, **changes)
     await bus.ensure_consumer(AGENTS)
     running = asyncio.create_task(run(bus, settings, stop or asyncio.Event()))
     try:

@@ -8,11 +8,15 @@ from msgspec.structs import replace
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.learner.batching.rollout_dispositions import not_finished
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.rejection_streak import MAX_PAUSE_SECONDS, RejectionStreak
+from lightningbus.learner.selection.task_sets import TaskSets
+from lightningbus.learner.set_streaks import SetStreaks
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Outcome
 from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.training import RolloutDisposition
 from tests.factories import batches
 from tests.learner.conftest import settings_for
 from tests.learner.test_gap import finish, learning, take, take_deliveries
@@ -33,20 +37,47 @@ def test_groups_that_give_nothing_are_counted_until_one_is_trained() -> None:
     for _ in range(100):
         streak.add(1, ["agent_error"])
     assert streak.pause == MAX_PAUSE_SECONDS
-    streak.note_ready()
+    streak.end()
     assert (streak.pause, streak.problem) == (0.0, "")
 
 
+def streaks_of(*names: str, limit: int = 2, max_groups: int | None = None) -> SetStreaks:
+    """Streaks of a run with these task sets; without a name: of its only one."""
+    sets = [{"name": name, "path": f"{name}.jsonl"} for name in names]
+    return SetStreaks(TaskSets(settings_for(Path("m"), tasks=sets or None)), limit, max_groups)
+
+
+def left_out(task: str, reason: str = "no sequence: 1 too long") -> list[RolloutDisposition]:
+    """Dispositions of a group of which nothing is trained, or all where the reason is empty."""
+    return [replace(each, exclusion_reason=reason, trained=not reason) for each in not_finished([(task, 0), (task, 1)])]
+
+
 def test_a_ready_group_ends_no_streak_of_dropped_batches() -> None:
-    streak = RejectionStreak(limit=2)
-    for _ in range(2):
-        streak.note_ready()
-        streak.add(2, ["no sequence: 1 too long"] * 4, is_batch=True)
-    assert streak.is_too_long
-    streak.note_ready()
-    assert streak.is_too_long
-    streak.end()
-    assert not streak.is_too_long
+    streaks = streaks_of()
+    for number in range(2):
+        streaks.note_ready(f"a{number}")
+        streaks.add_batch([*left_out(f"a{number}"), *left_out(f"b{number}")])
+    assert streaks.problems[""].startswith("the last 4 groups gave nothing to train on (8 no sequence: 1 too long)")
+    streaks.note_ready("c")
+    assert streaks.pauses == {"": 2.0} and streaks.needs_trial("c"), "the next one is tried by itself"
+    streaks.end("c")
+    assert not streaks.pauses and not streaks.needs_trial("d")
+
+
+def test_a_set_that_gives_nothing_is_slowed_down_alone_and_the_run_ends_if_no_set_is_well() -> None:
+    streaks = streaks_of("math", "code", limit=1, max_groups=4)
+    for number in range(9):
+        streaks.add(f"math/{number}", ["agent_error"] * 2, is_outage=False)
+    assert streaks.pauses.keys() == {"math"}
+    assert streaks.problems["math"].startswith("task set 'math': the last 9 groups gave nothing to train on")
+    assert not streaks.verdict, "no group of the other set has ended yet"
+    streaks.add_batch([*left_out("code/1", ""), *left_out("math/9")])
+    assert streaks.pauses.keys() == {"math"} and streaks.needs_trial("math/1") and not streaks.needs_trial("code/1")
+    for number in range(2):
+        streaks.add(f"math/{number}", ["agent_error"] * 2, is_outage=False)
+        assert not streaks.verdict
+        streaks.add(f"code/{number}", ["timeout"] * 2, is_outage=False)
+    assert streaks.verdict.startswith("the last 4 groups gave nothing to train on (4 agent_error, 4 timeout): correct")
 
 
 def test_groups_that_fail_by_themselves_end_the_run_and_outages_do_not() -> None:
@@ -138,19 +169,44 @@ async def finish_without_call(bus: Bus, tasks: list[Task]) -> None:
         await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
 
 
+@pytest.mark.parametrize(("groups_per_step", "max_failed_groups"), [(1, 2), (2, 5), (4, 2)])
 async def test_a_learner_whose_rollouts_ask_no_model_ends_with_what_to_do(
-    bus: Bus, model_path: Path, tmp_path: Path
+    bus: Bus, model_path: Path, tmp_path: Path, groups_per_step: int, max_failed_groups: int
 ) -> None:
-    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, max_failed_groups=2) as running:
-        for _ in range(2):
+    changes = {"max_failed_groups": max_failed_groups, "groups_per_step": groups_per_step}
+    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, **changes) as running:
+        for _ in range(max_failed_groups):
             await finish_without_call(bus, await take(bus, 2))
         with pytest.raises(LearnerError) as ended:
             await running
     assert str(ended.value) == (
-        "the last 2 groups gave nothing to train on (4 no sequence: no model call); the agent's client must call the "
-        "base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL: correct that and resume the run, or raise "
-        "max_failed_groups"
+        f"the last {max_failed_groups} groups gave nothing to train on ({2 * max_failed_groups} no sequence: no model "
+        "call); the agent's client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL: "
+        "correct that and resume the run, or raise max_failed_groups"
     )
+
+
+async def test_a_streak_of_a_step_of_several_groups_ends_when_the_agent_is_mended(
+    bus: Bus, model_path: Path, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, groups_per_step=2) as running:
+        for _ in range(4):  # Two more than a step has: now groups are tried one by one.
+            await finish_without_call(bus, await take(bus, 2))
+        for _ in range(2):
+            await finish(bus, await take(bus, 2))
+        await running
+
+
+async def test_a_ready_group_that_waits_for_others_hides_no_streak_of_them(
+    bus: Bus, model_path: Path, tmp_path: Path
+) -> None:
+    changes = {"max_failed_groups": 3, "groups_per_step": 2}
+    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, **changes) as running:
+        await finish(bus, await take(bus, 2))
+        for _ in range(3):
+            await finish_without_reward(bus, await take(bus, 2), "agent_error", "KeyError: 'answer'")
+        with pytest.raises(LearnerError, match=r"^the last 3 groups gave nothing to train on \(6 agent_error\)"):
+            await running
 
 
 def test_groups_that_call_no_model_are_not_waited_for_longer_and_longer() -> None:

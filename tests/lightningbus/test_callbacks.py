@@ -1,19 +1,24 @@
 """Callbacks of a training job, told by a real store; `tests/api/test_training.py` has them in a whole run."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightningbus.api.train_result import TrainResult
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.jobs import callbacks
 from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Change, Step, StepQueue
 from lightningbus.run.results.best_version import has_stopped_improving
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.schemas import fleet
 from tests import seed_store
 from tests.lightningbus.test_train_job import evaluation
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import prepared
 
 
@@ -83,6 +88,71 @@ async def test_each_event_of_this_start_is_reported_once_in_order(tmp_path: Path
             UserError, match=r"callback Fails\.on_step failed: KeyError: 'no_such_metric' \(.*line \d+\)"
         ):
             await CallbackCaller([Fails()], "first", change).report_new(store.sql)
+
+
+class Answers(Callback):
+    """Gives one answer, at once or by a coroutine."""
+
+    def __init__(self, answer: Any, is_async: bool = False) -> None:
+        self._answer, self._is_async = answer, is_async
+
+    def on_evaluation(self, evaluation: Evaluation) -> Any:
+        return asyncio.sleep(0, self._answer) if self._is_async else self._answer
+
+
+async def no_change(wish: Change, name: str) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, ""), (False, ""), ("", ""), (np.bool_(False), ""), ({"loss": 1}, ""), ([0.5], ""), (1, ""),
+        (np.ones(2), ""), (True, "Answers.on_evaluation"), (np.bool_(True), "Answers.on_evaluation"),
+        ("enough", "Answers.on_evaluation: enough"),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_true_or_a_reason_ends_training_and_nothing_else(
+    answer: Any, reason: str, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller = CallbackCaller([Answers(answer, is_async)], "first", no_change)
+    for version in range(2):
+        await caller.report_evaluation(evaluation("greedy", version, 0.5))
+    assert caller.stop_reason == reason
+    is_odd = not reason and not isinstance(answer, str | bool | np.bool_) and answer is not None
+    assert caplog.text.count("return True or a reason to stop") == is_odd
+
+
+class Hangs(Callback):
+    """Takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.gate, self.seen = threading.Event(), list[int]()
+
+    def on_evaluation(self, evaluation: Evaluation) -> str:
+        self.gate.wait()
+        self.seen.append(evaluation.version)
+        return "at last"
+
+
+async def test_a_callback_that_hangs_is_named_and_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callbacks, "CALL_SECONDS", 0.01)
+    hanging = Hangs()
+    caller = CallbackCaller([hanging, Answers("enough")], "first", no_change)
+    async with asyncio.timeout(HANG_SECONDS):
+        for version in range(2):
+            await caller.report_evaluation(evaluation("greedy", version, 0.5))
+        assert caller.stop_reason == "Answers.on_evaluation: enough" and hanging.seen == []
+        assert caplog.text.count("callback Hangs.on_evaluation has not ended in 0.01 s") == 1
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "callback Hangs"]
+        assert thread.daemon, "no process waits for it"
+        hanging.gate.set()
+        while hanging.seen[:2] != [0, 1]:
+            await caller.report_evaluation(evaluation("greedy", 2, 0.5))
 
 
 class Loop(StepQueue):

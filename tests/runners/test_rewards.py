@@ -5,10 +5,12 @@ import asyncio
 import pytest
 
 from lightningbus.bus.client import Bus
+from lightningbus.learner.rollouts.assembler import training_reward
 from lightningbus.runners import runner
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.tasks.task_publisher import TaskPublisher
+from tests.factories import rollout
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ended, running, task
 
@@ -52,8 +54,41 @@ async def test_what_a_reward_function_fails_at_names_it(bus: Bus) -> None:
     async with running(bus, entrypoint="plain:answers", reward_fn="plain:reward_that_raises"):
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
-    assert batch.end is not None and batch.end.outcome == "agent_error"
+    assert batch.end is not None and batch.end.outcome == "grading_failed"
     assert batch.end.error == "the reward function failed: ValueError: cannot score 1.0"
+    failed = rollout("t", 0, batch.end.reward, outcome=batch.end.outcome)
+    assert training_reward(failed, "zero") is None, "the agent did nothing wrong"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("good", "a reward is a number, not 'good'"),
+        (None, "a reward is a number, not 'None'"),
+        ({"rewards": {"tests": [1]}}, "the reward 'tests' is a number, not '[1]'"),
+    ],
+)
+async def test_what_a_reward_function_returns_is_not_the_agents_error(bus: Bus, answer: object, why: str) -> None:
+    async with running(bus, entrypoint="graders:solve", reward_fn="graders:returns_what_it_got"):
+        await TaskPublisher(bus).publish_task(task(input={"answer": answer}))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "grading_failed"
+    assert batch.end.error == f"the reward function failed: {why}"
+
+
+@pytest.mark.parametrize("function", ["runs_loops", "gives_a_coroutine"])
+@pytest.mark.parametrize(
+    "agent",
+    [{"entrypoint": "graders:solve"}, {"entrypoint": "graders:solve_beside_others", "max_concurrent_per_process": 2}],
+)
+async def test_a_reward_function_that_is_not_async_runs_where_it_may_start_a_loop(
+    bus: Bus, agent: dict[str, object], function: str
+) -> None:
+    async with running(bus, **agent, reward_fn=f"graders:{function}", concurrency=2):
+        for number in range(4):
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}", input={"answer": "good"}))
+        batches = await ended(bus, 4)
+    assert [(batch.end.outcome, batch.end.reward) for batch in batches if batch.end] == [("ok", 1.0)] * 4
 
 
 async def test_a_reward_function_that_dies_is_not_the_agents_error(bus: Bus) -> None:

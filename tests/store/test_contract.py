@@ -208,15 +208,30 @@ def test_attributes_of_any_type_are_kept_as_text() -> None:
     assert kept.to_pylist() == [[("a", "x")], [("b", "null"), ("c", '"/w=="'), ("d", '[1,"y"]'), ("e", "true")]]
 
 
-def test_steps_that_a_later_epoch_undid_are_no_training_steps(sql: Client) -> None:
-    """The older of two learners may train a step or more before it sees the claim of the newer one."""
+def test_a_step_stays_until_a_later_epoch_has_made_the_step_again(sql: Client) -> None:
+    """A learner that goes back to its checkpoint makes the steps after the checkpoint again, one by one."""
     events = list(seed_store.run("undone", steps=3, groups=1))
     (second,) = [event for event in events if isinstance(event, TrainingStep) and event.step == 2]
     again = replace(second, epoch=second.epoch + 1)
     seed_store.insert(sql, [*events, again], database=sql.database or "", first=900_000)
     steps = sql.query("SELECT step, epoch FROM training_steps WHERE run_id = 'undone' ORDER BY step").result_rows
-    assert [tuple(row) for row in steps] == [(1, second.epoch), (2, again.epoch)]
+    assert [tuple(row) for row in steps] == [(1, second.epoch), (2, again.epoch), (3, second.epoch)]
+    trained = sql.query("SELECT DISTINCT step, epoch FROM training_rollouts WHERE run_id = 'undone' AND trained")
+    assert sorted(trained.result_rows) == [(1, second.epoch), (2, again.epoch), (3, second.epoch)]
     assert not sql.query("SELECT * FROM check_duplicate_training WHERE run_id = 'undone'").result_rows
+
+
+def test_a_rollout_that_a_later_epoch_trains_in_another_step_counts_there_alone(sql: Client) -> None:
+    events = list(seed_store.run("reordered", steps=3, groups=1))
+    steps = [event for event in events if isinstance(event, TrainingStep)]
+    again = replace(steps[2], step=2, epoch=steps[2].epoch + 1)
+    seed_store.insert(sql, [*events, again], database=sql.database or "", first=910_000)
+    (moved, *_) = [rollout.rollout_id for rollout in steps[2].rollouts if rollout.trained]
+    query = (
+        "SELECT step, epoch FROM training_rollouts WHERE run_id = 'reordered' AND rollout_id = {id:String} AND trained"
+    )
+    assert [tuple(row) for row in sql.query(query, {"id": moved}).result_rows] == [(2, again.epoch)]
+    assert not sql.query("SELECT * FROM check_duplicate_training WHERE run_id = 'reordered'").result_rows
 
 
 def test_a_new_column_is_in_the_view_of_its_table(sql: Client) -> None:

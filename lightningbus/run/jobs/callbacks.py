@@ -1,21 +1,27 @@
 """Callbacks of a training job: they get its steps, evaluations and alerts, and may end training."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from lightningbus.learner.settings.user_code import describe_error
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.jobs.callback_thread import CallbackThread
 
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 60.0
+"""Longest wait for a method of a callback; a slower one is named, and training goes on without it."""
 POLL_SECONDS = 1.0
 """Seconds between two queries to the store, which sends no notifications."""
 STEPS = (
@@ -79,9 +85,11 @@ class Change:
 class Callback:
     """Base of a callback of `train`; its methods run in a thread of the calling process, one after the other.
 
-    Each may return a reason to stop: the step in progress is dropped, the newest version is evaluated, and `train`
-    returns as it does after the last step. Or it returns a `Change`, and training goes on with other settings. An
-    exception ends the run with a `UserError`; the same call with resume=True goes on.
+    Each may be async, and may return True or a reason to stop: the step in progress is dropped, the newest version is
+    evaluated, and `train` returns as it does after the last step. Or it returns a `Change`, and training goes on with
+    other settings. Any other result has no effect. An exception ends the run with a `UserError`; the same call with
+    resume=True goes on. Nobody waits for a method that takes longer than a minute: the log names it, and its result
+    counts when it comes.
     """
 
     def on_step(self, step: Step) -> str | Change | None:
@@ -128,7 +136,11 @@ class CallbackCaller:
         self._earlier = earlier or ReportedSteps()
         self._last_steps: list[dict[str, int]] = [{} for _ in callbacks]
         self._last_alert_ns = 0
-        self._thread = ThreadPoolExecutor(1, "callbacks")
+        self._threads = [CallbackThread(f"callback {type(callback).__name__}") for callback in callbacks]
+        self._late: list[tuple[str, Callable[..., Any], asyncio.Future[Any]]] = []
+        """Calls that nobody waits for, with their names."""
+        self._ignored: set[str] = set()
+        """Names of methods whose results had no effect, and were said to have none."""
         self._stopped = asyncio.Event()
         self.stop_reason = ""
         """Reason why training is to end; empty: none."""
@@ -168,11 +180,12 @@ class CallbackCaller:
         """Report the steps and alerts that are new in the store; raise `UserError` if a callback fails."""
         if not self._callbacks:
             return
+        await self._take_late()
         for step in await self._read_steps(client):
-            for callback, last in zip(self._callbacks, self._last_steps, strict=True):
+            for index, last in enumerate(self._last_steps):
                 if step.step > last.get(step.model, 0):
                     last[step.model] = step.step
-                    await self._call_one(callback, "on_step", step)
+                    await self._call_one(index, "on_step", step)
         rows = (await asyncio.to_thread(client.query, ALERTS, {"after": self._last_alert_ns})).result_rows
         for role, reason, is_resolved, fired_at, fired_at_ns in rows:
             self._last_alert_ns = fired_at_ns
@@ -180,6 +193,7 @@ class CallbackCaller:
 
     async def report_evaluation(self, evaluation: Evaluation) -> None:
         """Report an evaluation; raise `UserError` if a callback fails."""
+        await self._take_late()
         await self._call("on_evaluation", evaluation)
 
     async def _read_steps(self, client: Client) -> list[Step]:
@@ -189,19 +203,42 @@ class CallbackCaller:
         return [Step(model, step, version, at, MappingProxyType(metrics)) for model, step, version, at, metrics in rows]
 
     async def _call(self, method: str, event: Any) -> None:
-        for callback in self._callbacks:
-            await self._call_one(callback, method, event)
+        for index in range(len(self._callbacks)):
+            await self._call_one(index, method, event)
 
-    async def _call_one(self, callback: Callback, method: str, event: Any) -> None:
+    async def _call_one(self, index: int, method: str, event: Any) -> None:
+        callback, thread = self._callbacks[index], self._threads[index]
         name, function = f"{type(callback).__name__}.{method}", getattr(callback, method)
-        try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
-        except Exception as error:  # code of the user's
+        is_behind = thread.is_busy
+        call = name, function, asyncio.wrap_future(thread.submit(function, event))
+        if not is_behind:
+            await asyncio.wait([call[-1]], timeout=CALL_SECONDS)
+        if call[-1].done():
+            await self._take(*call)
+            return
+        self._late.append(call)
+        if not is_behind:
+            log.warning("callback %s has not ended in %g s: training goes on without it", name, CALL_SECONDS)
+
+    async def _take_late(self) -> None:
+        """Do what the calls ask for that nobody waited for and that have ended."""
+        for call in [call for call in self._late if call[-1].done()]:
+            self._late.remove(call)
+            await self._take(*call)
+
+    async def _take(self, name: str, function: Callable[..., Any], call: "asyncio.Future[Any]") -> None:
+        """Do what the result of a call asks for; raise `UserError` if the call failed."""
+        if (error := call.exception()) is not None:
             raise UserError(f"callback {name} failed: {describe_error(error, function)}") from error
+        answer = call.result()
         if isinstance(answer, Change):
             await self._change(answer, name)
-        elif answer:
-            self.stop(f"{name}: {answer}")
+        elif isinstance(answer, str | bool | np.bool_):
+            if answer:
+                self.stop(f"{name}: {answer}" if isinstance(answer, str) else name)
+        elif answer is not None and name not in self._ignored:
+            self._ignored.add(name)
+            log.warning("callback %s returned a %s: return True or a reason to stop", name, type(answer).__name__)
 
     def end(self) -> None:
         """Count what loops have not taken yet as taken: the job has reached its end, and they still get it."""

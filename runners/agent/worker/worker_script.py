@@ -11,7 +11,8 @@ its standard output, so that a sandbox may stand between. First it writes ``{"re
 - ``shared``: an async agent, which runs many jobs at once. Its last argument is the job's ``{"endpoint": {...}}``, the
   address of its model. ``{"cancel": n}`` ends a job. An answer has the end of what its job printed as ``"output"``.
   ``{"blocking": n}`` reports that a job blocks all others, and ``{"blocking": null}`` that none does any more.
-- ``reward``: a reward function; an async one runs many jobs at once too.
+- ``reward``: a reward function. An async one runs many jobs at once too; any other one runs in the main thread, and may
+  start an event loop there.
 """
 
 from __future__ import annotations
@@ -66,15 +67,26 @@ def main() -> None:
         send(replies, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
     send(replies, {"ready": True, "concurrent": is_async(function)})
-    if mode != "exclusive":
+    if mode == "shared" or is_async(function):
         asyncio.run(serve_shared(requests, replies, function, capture, watch))
-        return
+    else:
+        serve_alone(requests, replies, function, mode)
+
+
+def serve_alone(requests: BinaryIO, replies: TextIO, function: Any, mode: str) -> None:
+    """Run one job after the other in the main thread."""
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
-    asyncio.set_event_loop(loop)
     us = os.getpid()
     for line in requests:
         job = json.loads(line)
-        answer = run(loop, function, [*job["arguments"], job.get("rollout")])
+        if "cancel" in job:  # The job has ended since, or a second one could not have been read.
+            continue
+        if loop.is_closed():
+            loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)  # asyncio.run in the job before has removed it
+        answer = run(loop, function, [*job["arguments"], *([job.get("rollout")] if mode == "exclusive" else [])])
+        if mode == "exclusive":
+            flush_spans()
         if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
             os._exit(0)
         send(replies, dict(answer, job=job["job"]))
@@ -202,11 +214,9 @@ def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) ->
     try:
         value = function(*arguments)
         answer = {"value": loop.run_until_complete(value) if inspect.isawaitable(value) else value}
-        flush_spans()
         json.dumps(answer, default=to_json)
         return answer
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
-        flush_spans()
         return {"error": describe(error, arguments), "traceback": traceback.format_exc()}
 
 

@@ -1,5 +1,6 @@
 """Functions that grade, good and bad; they run in processes of their own."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -34,6 +35,14 @@ def by_command(task, result):
             marker.touch()
             raise ValueError("not yet")
     return 0.5
+
+
+def by_loops(task, result):
+    """Run loops as libraries with a blocking interface do."""
+    loop = asyncio.get_event_loop()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    return asyncio.run(asyncio.sleep(0, result))
 
 
 def same(task, result):
