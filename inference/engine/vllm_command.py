@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from lightningbus.inference.engine.answer_parser import MIDDLEWARE
@@ -59,6 +60,13 @@ def list_parsers(settings: InferenceSettings) -> list[str]:
     has_reasoning = settings.reasoning_parser is not None or "--reasoning-parser" in flags
     has_tools = settings.tool_parser is not None or "--tool-call-parser" in flags
     return ["reasoning"] * has_reasoning + ["tool"] * has_tools
+
+
+def computes_in_float32(settings: InferenceSettings) -> bool:
+    """Return whether a node's vLLM is told to compute in float32; with ``auto`` it takes 16 bits."""
+    words = [word for argument in settings.vllm_args for word in argument.split("=", 1)]
+    chosen = [value for name, value in pairwise(words) if name == "--dtype"]
+    return (chosen[-1] if chosen else settings.dtype) in ("float32", "float")
 
 
 def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:

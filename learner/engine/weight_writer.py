@@ -160,3 +160,17 @@ def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:
         return torch.float32 if name in wide else chosen
 
     return choose
+
+
+def keeps_numbers(model_path: Path, dtype: str, *, has_adapters: bool) -> bool:
+    """Return whether version 0 has the very numbers that the learner starts from; ``dtype`` as in `served_dtype`.
+
+    With ``has_adapters``, whether they are float32, so that adapters can be merged without rounding.
+    """
+    import torch
+
+    choose, stored = served_dtype(model_path, dtype), read_tensors(model_path)
+    published = {name: CODES[str(choose(name, torch.float32)).removeprefix("torch.")] for name in stored}
+    if has_adapters:
+        return set(published.values()) == {CODES["float32"]}
+    return all(published[name] in (tensor.dtype, CODES["float32"]) for name, tensor in stored.items())

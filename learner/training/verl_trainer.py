@@ -17,7 +17,7 @@ from lightningbus.learner.engine.adapters import check_targets, lora_state_dict
 from lightningbus.learner.engine.engines import make_engine
 from lightningbus.learner.engine.gpu_defaults import set_gpu_defaults
 from lightningbus.learner.engine.verl_checks import check_engine
-from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
+from lightningbus.learner.engine.weight_writer import WeightWriter, keeps_numbers, served_dtype
 from lightningbus.learner.model_check.check import as_model_check_error, check_model
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats, ModelProbe
@@ -190,7 +190,10 @@ class VerlTrainer:
             with as_model_check_error():
                 log_probs = self._infer(self._engine, check.rows, "log_probs", in_training_mode=True)
             check.verify(log_probs, is_float32=self._is_float32)
-        return ModelProbe(check.rows, check.engine_tolerance)
+        is_exact = self._is_float32 and keeps_numbers(
+            self._settings.model_path, self._settings.weights.dtype, has_adapters=self._has_adapters
+        )
+        return ModelProbe(check.rows, check.engine_tolerance, check.float32_engine_tolerance if is_exact else None)
 
     @_collective
     def write_weights(self, path: Path) -> None:
