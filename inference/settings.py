@@ -139,10 +139,11 @@ class InferenceSettings(ModelRoleSettings):
         return any(self.find_vllm_argument(flag) is not None for flag in ("--quantization", "-q"))
 
     def find_vllm_argument(self, flag: str) -> str | None:
-        """Return the value of a flag in `vllm_args`, such as ``--max-logprobs``; None: it is not there."""
+        """Return the value of a flag in `vllm_args`, such as ``--max-logprobs``: the last one counts. None: no value."""
         words = [word for argument in self.vllm_args for word in argument.split("=", 1)]
-        names = [word.replace("_", "-") for word in words]
-        return next(iter(words[names.index(flag) + 1 :]), "") if flag in names else None
+        following = [*words[1:], ""]
+        values = [value for word, value in zip(words, following, strict=True) if word.replace("_", "-") == flag]
+        return values[-1] if values else None
 
     def allow_logprobs(self, count: int) -> Self:
         """Return a copy whose engine gives ``count`` log-probabilities of a token.

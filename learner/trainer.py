@@ -21,6 +21,8 @@ class ModelProbe:
     rows: Sequence[TrainSequence]
     tolerance: float
     """Largest mean difference of an engine's log-probabilities, in nats per token, that rounding explains."""
+    float32_tolerance: float | None = None
+    """The same for an engine that computes in float32; None: the learner's or the published weights are rounded."""
 
 
 class Trainer(Protocol):

@@ -47,6 +47,8 @@ class EngineCapabilities:
     """Kinds of parsers for whole answers: ``reasoning``, ``tool``, both, or none."""
     broadcast: BroadcastCapability | None = None
     """Its part in a broadcast of weights; None: it receives files only."""
+    is_float32: bool = False
+    """Whether it computes in float32; False also if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from lightningbus.inference.engine.answer_parser import MIDDLEWARE
 from lightningbus.inference.engine.vllm_plugin import BACKEND
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.inference.version_registry import capacity
-from lightningbus.schemas.weights.dtypes import AUTO, read_dtype
+from lightningbus.schemas.weights.dtypes import ALIASES, AUTO, read_dtype
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as --max-lora-rank."""
@@ -62,6 +62,12 @@ def list_parsers(settings: InferenceSettings) -> list[str]:
     has_reasoning = settings.reasoning_parser is not None or "--reasoning-parser" in flags
     has_tools = settings.tool_parser is not None or "--tool-call-parser" in flags
     return ["reasoning"] * has_reasoning + ["tool"] * has_tools
+
+
+def computes_in_float32(settings: InferenceSettings) -> bool:
+    """Return whether a node's vLLM is told to compute in float32."""
+    dtype = settings.find_vllm_argument("--dtype") or _choose_dtype(settings)
+    return ALIASES.get(dtype, dtype) == "float32"
 
 
 def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from lightningbus.inference.engine.base import (
     WeightSource,
 )
 from lightningbus.inference.engine.broadcast_seats import rendezvous_info, supported_backends
-from lightningbus.inference.engine.vllm_command import has_gpu, list_parsers
+from lightningbus.inference.engine.vllm_command import computes_in_float32, has_gpu, list_parsers
 from lightningbus.inference.engine.vllm_server import VllmServer
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.schemas.weights.events import BroadcastCapability, BroadcastPlan, RankAssignment
@@ -36,8 +36,10 @@ class VllmEngine:
     def __init__(self, settings: InferenceSettings) -> None:
         self._settings = settings
         self._server = VllmServer(settings)
-        self.capabilities = EngineCapabilities(parsers=tuple(list_parsers(settings)))
-        """Known once vLLM is up, except the parsers."""
+        self.capabilities = EngineCapabilities(
+            parsers=tuple(list_parsers(settings)), is_float32=computes_in_float32(settings)
+        )
+        """Known once vLLM is up, except parsers and number format."""
 
     async def __aenter__(self) -> "VllmEngine":
         """Open the connection to vLLM; raises `EngineError` if its socket cannot be created."""
@@ -143,10 +145,10 @@ class VllmEngine:
         ranks = await self._fetch_num_workers()
         await self._warm_up()
         engine_id = secrets.token_hex(4)
-        self.capabilities = EngineCapabilities(
+        self.capabilities = replace(
+            self.capabilities,
             engine_id=engine_id,
             max_model_len=max_model_len,
-            parsers=self.capabilities.parsers,
             broadcast=BroadcastCapability(engine=engine_id, ranks=ranks, backends=supported_backends(has_gpu())),
         )
 

@@ -8,7 +8,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from lightningbus.bus.fleet.node_state import NodeEvent
-from lightningbus.inference.engine.base import Engine, EngineError, EngineRejectedError, NotFiniteError
+from lightningbus.inference.engine.base import (
+    Engine,
+    EngineCapabilities,
+    EngineError,
+    EngineRejectedError,
+    NotFiniteError,
+)
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
@@ -108,6 +114,14 @@ def fit_to_context(spec: CanarySpec, max_model_len: int | None) -> CanarySpec:
     return replace(spec, prompts=prompts, max_tokens=max_tokens)
 
 
+def fit_to_engine(spec: CanarySpec, engine: EngineCapabilities) -> CanarySpec:
+    """Return a trial that fits an engine's context, with the bound of its number format."""
+    spec = fit_to_context(spec, engine.max_model_len)
+    if engine.is_float32 and spec.max_float32_difference is not None:
+        return replace(spec, max_difference=spec.max_float32_difference)
+    return spec
+
+
 def read_prompt_ids(spec: CanarySpec) -> list[list[int]]:
     """Return the tokens of each prompt of a trial."""
     return [np.frombuffer(prompt.ids, "<u4").tolist() for prompt in spec.prompts]
@@ -159,7 +173,7 @@ class EngineCanary:
 
     async def run(self, spec: CanarySpec, version: int, previous_length: float | None) -> CanaryResult:
         """Query the engine and evaluate; raises `EngineError` without a response, which is no verdict."""
-        spec = fit_to_context(spec, self._engine.capabilities.max_model_len)
+        spec = fit_to_engine(spec, self._engine.capabilities)
         prompts = read_prompt_ids(spec)
         model = self._model.engine_model_name(version) or self._model.name
         try:

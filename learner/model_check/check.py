@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightningbus.learner.engine.verl_checks import carries_state, uses_flash_attention
-from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tolerance, mean_difference
+from lightningbus.learner.model_check.agreement import (
+    MAX_DIFFERENCE,
+    find_engine_tolerance,
+    find_tolerance,
+    mean_difference,
+)
 from lightningbus.learner.model_check.computation_file import CheckedComputation, read_computation, write_computation
 from lightningbus.learner.model_check.memory import find_shortage
 from lightningbus.learner.model_check.model_files import find_missing_tensors
@@ -93,6 +98,11 @@ class ModelCheck:
     def engine_tolerance(self) -> float:
         """Largest mean difference of an inference engine to the learner, in nats per token, that is no fault."""
         return find_tolerance(self.rounding, is_float32=False)
+
+    @property
+    def float32_engine_tolerance(self) -> float:
+        """`engine_tolerance` of an engine that computes in float32."""
+        return find_engine_tolerance(self.rounding)
 
 
 def check_model(settings: LearnerSettings, device: str) -> ModelCheck:

@@ -40,13 +40,19 @@ class CanaryPrompts:
 
 def build_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
     """Compute what the first engine has to agree with; blocks for a forward pass."""
-    return to_engine_check(probe.rows, trainer.log_probs(probe.rows), probe.tolerance)
+    return to_engine_check(probe.rows, trainer.log_probs(probe.rows), probe.tolerance, probe.float32_tolerance)
 
 
-def to_engine_check(rows: Sequence[TrainSequence], log_probs: Sequence[Floats], tolerance: float) -> CanarySpec:
+def to_engine_check(
+    rows: Sequence[TrainSequence],
+    log_probs: Sequence[Floats],
+    tolerance: float,
+    float32_tolerance: float | None = None,
+) -> CanarySpec:
     """Build the trial of an engine that has to compute ``log_probs``, one ``float32[N]`` per row.
 
-    ``tolerance``: the largest mean difference in nats per token that is no fault.
+    ``tolerance``: the largest mean difference in nats per token that is no fault. ``float32_tolerance``: the same for
+    an engine in float32; None: ``tolerance``.
     """
     unbounded = sys.float_info.max
     return CanarySpec(
@@ -57,6 +63,7 @@ def to_engine_check(rows: Sequence[TrainSequence], log_probs: Sequence[Floats], 
         max_entropy=unbounded,
         max_length_ratio=unbounded,
         max_difference=tolerance,
+        max_float32_difference=float32_tolerance,
     )
 
 

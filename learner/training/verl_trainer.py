@@ -94,8 +94,8 @@ class VerlTrainer:
             shares_prefixes=bool(settings.engine.share_prefixes),
         )
         self._train = replace(self._forward, entropy=True)
-        formats = choose_formats(settings, device)
-        self._is_exact, has_loss_scale = formats.is_exact, formats.computation == "float16"
+        formats = self._formats = choose_formats(settings, device)
+        has_loss_scale = formats.computation == "float16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
         with as_model_check_error():
             self._engine = make_engine(settings, device, settings.actor.optim)
@@ -198,8 +198,9 @@ class VerlTrainer:
         if check.log_probs is not None:
             with as_model_check_error():
                 log_probs = self._infer(self._engine, check.rows, "log_probs", in_training_mode=True)
-            check.verify(log_probs, is_float32=self._is_exact)
-        return ModelProbe(check.rows, check.engine_tolerance)
+            check.verify(log_probs, is_float32=self._formats.is_exact)
+        is_exact = self._formats.computation == "float32"  # at the weights that engines hold
+        return ModelProbe(check.rows, check.engine_tolerance, check.float32_engine_tolerance if is_exact else None)
 
     @_collective
     def write_weights(self, path: Path) -> None:

@@ -59,6 +59,8 @@ class CanarySpec(Event, frozen=True, kw_only=True):
 
     None: the version is on trial. Else the engine is: answers are not sampled, and their bounds do not count.
     """
+    max_float32_difference: float | None = None
+    """The same bound for an engine that computes in float32; None: ``max_difference``."""
 
     @property
     def is_engine_check(self) -> bool:

@@ -8,7 +8,10 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.registry import WeightRegistry
-from lightningbus.inference.weights.canary import evaluate
+from lightningbus.inference.engine.base import EngineCapabilities
+from lightningbus.inference.engine.vllm_engine import VllmEngine
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.inference.weights.canary import evaluate, fit_to_engine
 from lightningbus.learner.checkpointing.checkpoint import Checkpoints, LearnerState
 from lightningbus.learner.checkpointing.step_committer import StepCommitter
 from lightningbus.learner.errors import LearnerError
@@ -49,6 +52,35 @@ def test_an_engine_that_disagrees_is_named_with_the_distance(checked: tuple[Verl
     assert spec.max_difference is not None and spec.max_difference < 0.1
     result = evaluate(spec, off, [], None)
     assert result.reason.startswith("engine and learner differ by 0.3 nats per token, where rounding explains 0.0")
+
+
+def test_an_engine_in_float32_has_a_bound_of_its_own(checked: tuple[VerlTrainer, CanarySpec]) -> None:
+    _, spec = checked
+    assert spec.max_difference is not None
+    error = spec.max_difference / 2
+    off = [[value + (-1) ** place * error for place, value in enumerate(values)] for values in logprobs_of(spec)]
+    assert evaluate(fit_to_engine(spec, EngineCapabilities()), off, [], None).reason == ""
+    in_float32 = fit_to_engine(spec, EngineCapabilities(is_float32=True))
+    assert evaluate(in_float32, off, [], None).reason.startswith("engine and learner differ by")
+    assert evaluate(in_float32, logprobs_of(spec), [], None).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype", "is_float32"),
+    [
+        ([], "float32", True),
+        ([], "auto", False),
+        ([], "bfloat16", False),
+        (["--dtype", "float32"], "auto", True),
+        (["--dtype=bfloat16"], "float32", False),
+        (["--dtype", "half", "--dtype", "float"], "auto", True),
+    ],
+)
+def test_the_number_format_of_an_engine_is_that_of_its_command(
+    tmp_path: Path, arguments: list[str], dtype: str, is_float32: bool
+) -> None:
+    settings = InferenceSettings(model_path=tmp_path, dtype=dtype, vllm_args=arguments)
+    assert VllmEngine(settings).capabilities.is_float32 == is_float32
 
 
 @pytest.mark.integration

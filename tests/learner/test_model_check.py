@@ -12,7 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from lightningbus.learner.engine import engines, packed_attention
 from lightningbus.learner.model_check import check
-from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tolerance, mean_difference
+from lightningbus.learner.model_check.agreement import (
+    MAX_DIFFERENCE,
+    find_engine_tolerance,
+    find_tolerance,
+    mean_difference,
+)
 from lightningbus.learner.model_check.check import COMPUTATIONS, ModelCheckError, _Differences, check_model
 from lightningbus.learner.model_check.computation_file import FILE
 from lightningbus.learner.model_check.memory import find_shortage
@@ -24,6 +29,7 @@ from lightningbus.schemas.weights.safetensors_header import PYTORCH, WHOLE
 from tests.families.__main__ import RESULTS
 from tests.families.families import FAMILIES, SIZES, save_tiny_model
 from tests.families.page import is_tested
+from tests.learner.computation_faults import FAULTS, make_faulty
 from tests.learner.conftest import settings_for, tiny_tokenizer
 
 pytestmark = pytest.mark.timeout(300)
@@ -135,6 +141,17 @@ def test_packed_rows_that_see_each_other_are_refused_or_padded(
     assert trainer_for(save("llama"), tmp_path)._settings.engine.use_remove_padding is False
     with pytest.raises(ModelCheckError, match="use_remove_padding: false"):
         trainer_for(save("llama"), tmp_path, use_remove_padding=True, attn_implementation=SDPA)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_engine_in_float32_shows_a_fault_that_rounding_hides(save: Save, fault: str) -> None:
+    reference, faulty = ReferenceModel(save("llama")), ReferenceModel(save("llama"))
+    rows = make_probe(save("llama"), SIZES["vocab_size"], max_tokens=128)
+    right = reference.log_probs(rows)
+    rounding = mean_difference(reference.rounded_log_probs(rows), right)
+    assert find_engine_tolerance(rounding) < 0.1 * find_tolerance(rounding, is_float32=False)
+    make_faulty(faulty, FAULTS[fault])
+    assert mean_difference(faulty.log_probs(rows), right) > find_engine_tolerance(rounding)
 
 
 LACKING = [

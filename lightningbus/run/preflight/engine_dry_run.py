@@ -8,14 +8,16 @@ from pathlib import Path
 
 from lightningbus.inference.engine.base import Engine, EngineError
 from lightningbus.inference.engine.peft import write_directory
+from lightningbus.inference.engine.vllm_command import computes_in_float32
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.inference.weights.canary import evaluate, fit_to_context, read_prompt_ids
+from lightningbus.inference.weights.canary import evaluate, fit_to_engine, read_prompt_ids
 from lightningbus.learner.model_check.adapter_probe import make_adapter_probe
 from lightningbus.learner.model_check.check import ModelCheck
 from lightningbus.learner.publishing.canary_prompts import to_engine_check
 from lightningbus.learner.publishing.weight_files import write_adapters
 from lightningbus.run.errors import UserError
+from lightningbus.schemas.weights.dtypes import read_dtype
 from lightningbus.schemas.weights.events import CanarySpec
 from lightningbus.schemas.weights.safetensors_header import find_weight_files
 
@@ -39,9 +41,10 @@ class _Trial:
 def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSettings]) -> Iterator[str]:
     """Start vLLM as the first node of a model does, replace its weights by the model's, and have it score the tokens.
 
-    With LoRA it scores them again with adapters, which are merged or loaded as the node does. Yields what was found, or
-    why nothing was tried: a run's first node makes the same check. Raises `UserError` if the engine does not start,
-    does not take the weights, or computes something else.
+    With LoRA it scores them again with adapters, which are merged or loaded as the node does. A node that computes in
+    16 bits is tried in float32 before, where no rounding hides a fault. Yields what was found, or why nothing was
+    tried: a run's first node makes the same check. Raises `UserError` if the engine does not start, does not take the
+    weights, or computes something else.
     """
     node = next((node for node in nodes if model in node.models and not node.frozen), None)
     if node is None or check.log_probs is None:
@@ -55,7 +58,8 @@ def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSetting
     with tempfile.TemporaryDirectory(prefix="lightningbus-engine-check-") as directory:
         work = Path(directory)
         weights = _join(files, work)
-        trials = [_Trial([weights], to_engine_check(check.rows, check.log_probs, tolerance), "it")]
+        exact = check.float32_engine_tolerance
+        trials = [_Trial([weights], to_engine_check(check.rows, check.log_probs, tolerance, exact), "it")]
         if check.settings.lora.lora_rank:
             probe = make_adapter_probe(check)
             if not probe.is_visible:
@@ -66,11 +70,28 @@ def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSetting
             else:
                 write_adapters(probe.tensors, probe.scale, work / "adapters")
                 way = "merged into it" if node.lora is None else "beside it"
-                spec = to_engine_check(check.rows, probe.log_probs, tolerance)
+                is_exact = node.lora is None and read_dtype(check.settings.model_path) == "float32"  # no sum is rounded
+                spec = to_engine_check(check.rows, probe.log_probs, tolerance, exact if is_exact else None)
                 trials.append(_Trial([weights, work / "adapters"], spec, f"it with adapters {way}"))
+        if not computes_in_float32(node):
+            yield _try_in_float32(node, model, trials[0], work)
         differences = asyncio.run(_measure(node, model, trials, work))
     for trial, difference in zip(trials, differences, strict=True):
         yield f"{model}: vLLM computes {trial.what} as transformers does, {difference:.1g} nats per token apart"
+
+
+def _try_in_float32(node: InferenceSettings, model: str, trial: _Trial, work: Path) -> str:
+    """Compare a node's vLLM in float32, and say what was found; raises `UserError` if it computes something else."""
+    exact = node.model_copy(update={"vllm_args": [*node.vllm_args, "--dtype", "float32"]})
+    try:
+        (difference,) = asyncio.run(_measure(exact, model, [trial], work))
+    except _EngineStartError as error:
+        return f"{model}: vLLM does not serve it in float32, where a small fault would show: {error}"
+    return f"{model}: vLLM in float32 computes it as transformers does, {difference:.1g} nats per token apart"
+
+
+class _EngineStartError(UserError):
+    """The engine did not start, or did not take weights."""
 
 
 async def _measure(node: InferenceSettings, model: str, trials: Sequence[_Trial], work: Path) -> list[float]:
@@ -88,7 +109,7 @@ async def _measure(node: InferenceSettings, model: str, trials: Sequence[_Trial]
             finally:
                 await engine.stop()
     except EngineError as error:
-        raise UserError(f"{model}: vLLM cannot serve {node.model_path}: {error}; {LEAVE_OUT}") from error
+        raise _EngineStartError(f"{model}: vLLM cannot serve {node.model_path}: {error}; {LEAVE_OUT}") from error
 
 
 async def _compare(engine: Engine, node: InferenceSettings, trial: _Trial, version: int, work: Path) -> float:
@@ -101,7 +122,7 @@ async def _compare(engine: Engine, node: InferenceSettings, trial: _Trial, versi
         await engine.pause(recompute_kv_cache=True)
         await engine.load_weights(trial.files, version)
         await engine.resume()
-    spec = fit_to_context(trial.spec, engine.capabilities.max_model_len)
+    spec = fit_to_engine(trial.spec, engine.capabilities)
     result = evaluate(spec, await engine.score(name, read_prompt_ids(spec), version), [], None)
     if result.reason:
         raise UserError(
