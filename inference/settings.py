@@ -1,5 +1,6 @@
 """Settings of an inference node."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -139,10 +140,9 @@ class InferenceSettings(ModelRoleSettings):
         return any(self.find_vllm_argument(flag) is not None for flag in ("--quantization", "-q"))
 
     def find_vllm_argument(self, flag: str) -> str | None:
-        """Return the value of a flag in `vllm_args`, such as ``--max-logprobs``: the last one counts. None: no value."""
+        """Return the value of a flag in `vllm_args`, such as ``--max-logprobs``, where it stands last; else None."""
         words = [word for argument in self.vllm_args for word in argument.split("=", 1)]
-        following = [*words[1:], ""]
-        values = [value for word, value in zip(words, following, strict=True) if word.replace("_", "-") == flag]
+        values = [value for word, value in pairwise([*words, ""]) if word.replace("_", "-") == flag]
         return values[-1] if values else None
 
     def allow_logprobs(self, count: int) -> Self:
