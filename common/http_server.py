@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+
+from lightningbus.common.observability.http_errors import quiet_http_logger
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class HttpServer:
             shutdown_timeout=shutdown_seconds,
             keepalive_timeout=KEEPALIVE_TIMEOUT_SECONDS,
             lingering_time=LINGERING_CLOSE_SECONDS,
-            logger=_http_logger(),
+            logger=quiet_http_logger(),
         )
         await self._runner.setup()
         loop = asyncio.get_running_loop()
@@ -116,21 +117,3 @@ class _RejectProtocol(asyncio.Protocol):
         refusing = cast("asyncio.Transport", transport)
         refusing.write(SERVICE_UNAVAILABLE)
         refusing.close()
-
-
-class _HttpErrorFilter(logging.Filter):
-    """Logs a malformed HTTP request as one line without its content: the sender controls both text and frequency."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError | web.RequestPayloadError):
-            record.msg, record.args = "a request could not be read as HTTP: %s", (type(error).__name__,)
-            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
-        return True
-
-
-def _http_logger() -> logging.Logger:
-    quiet = logging.getLogger(f"{__name__}.http")
-    if not quiet.filters:
-        quiet.addFilter(_HttpErrorFilter())
-    return quiet

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from lightningbus.common.observability.http_errors import quiet_http_logger
+
 log = logging.getLogger(__name__)
 
 DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)
@@ -94,7 +96,13 @@ async def serve_without_password(
     """
     url = url_of(host, listener)
     warn_if_reachable(what, host, url, advice)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_seconds, auto_decompress=auto_decompress)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=shutdown_seconds,
+        auto_decompress=auto_decompress,
+        logger=quiet_http_logger(),
+    )
     try:
         await runner.setup()
         await web.SockSite(runner, listener).start()

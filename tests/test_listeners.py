@@ -1,11 +1,13 @@
 """Servers that ask nobody for a password: beyond loopback each warns at its start, once, and says what to do."""
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -70,6 +72,25 @@ async def test_a_server_that_asks_nobody_warns_beyond_loopback(
     for warning in warnings:
         assert warning.startswith(f"{what} at ") and advice in warning
         assert "0.0.0.0" not in warning, "it has an address that others use"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /?run=%s HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nX-Long: %s\r\n\r\n"],
+)
+async def test_a_request_that_cannot_be_read_is_one_line_of_the_log(
+    head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with serve(UiServer(cast("Reader", None), "127.0.0.1", lambda: "no bus"), "127.0.0.1", 0) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            writer.write(head % (b"secret" * 20_000))
+            answer = await reader.read()
+            writer.close()
+    first, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 400 " in first.partition(b"\r\n")[0] and body.count(b"\n") == 0, answer
+    (line,) = [record for record in caplog.records if "HTTP" in record.getMessage()]
+    assert line.levelname == "INFO" and line.exc_info is None and "secret" not in line.getMessage()
 
 
 def test_no_role_has_another_way_to_serve() -> None:

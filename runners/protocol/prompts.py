@@ -126,17 +126,17 @@ def _find_words(text: str, words: str, prompt: PromptChoice, start: int) -> _Pla
 
 
 def _find_marks(text: str, prompts: Sequence[PromptChoice]) -> Search:
-    """Search a text for marked places; an opening mark pairs with the next closing one, whatever is between them."""
+    """Search a text for marked places, of which the outermost ones count."""
     by_name = {prompt.name: prompt for prompt in prompts}
     places: list[_Place] = []
-    opening: re.Match[str] | None = None
-    for mark in MARK.finditer(text):
-        if mark[1] is not None:
-            opening = opening or mark
-        elif opening is not None:
-            if (prompt := by_name.get(opening[1])) is not None:
-                places.append(_Place(opening.start(), mark.end(), prompt))
-            opening = None
+    end = 0
+    for opening, closing, is_nested in _pair_marks(list(MARK.finditer(text))):
+        if opening.start() < end:
+            continue
+        if (prompt := by_name.get(opening[1])) is not None:
+            places.append(_Place(opening.start(), closing.end(), prompt))
+        if prompt is not None or not is_nested:
+            end = closing.end()
     starts = [place.start for place in places]
 
     def find(start: int) -> _Place | None:
@@ -144,6 +144,28 @@ def _find_marks(text: str, prompts: Sequence[PromptChoice]) -> Search:
         return places[index] if index < len(places) else None
 
     return find
+
+
+def _pair_marks(marks: Sequence[re.Match[str]]) -> Iterator[tuple[re.Match[str], re.Match[str], bool]]:
+    """Yield each opening mark, its closing one, and whether marks between them pair; in the order of the openings.
+
+    An opening mark whose own closing one is missing goes with the next one, whatever is between them.
+    """
+    own: dict[int, re.Match[str]] = {}
+    open_marks: list[int] = []
+    for index, mark in enumerate(marks):
+        if mark[1] is not None:
+            open_marks.append(index)
+        elif open_marks:
+            own[open_marks.pop()] = mark
+    following: re.Match[str] | None = None
+    pairs = []
+    for index in reversed(range(len(marks))):
+        if marks[index][1] is None:
+            following = marks[index]
+        elif following is not None:
+            pairs.append((marks[index], own.get(index, following), index in own))
+    yield from reversed(pairs)
 
 
 def _is_system(message: Any) -> bool:

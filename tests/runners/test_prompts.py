@@ -195,6 +195,18 @@ def test_an_opening_mark_goes_with_the_next_closing_one() -> None:
     assert system_of(put(chat(f"{unknown} {opening}y{closing} {opening}"))) == f"{unknown} {IMPROVED} {opening}"
 
 
+def test_marks_inside_marks_go_with_the_outer_ones() -> None:
+    opening, closing, other = "<!-- prompt:solver -->", "<!-- /prompt -->", "<!-- prompt:other -->"
+    both_ways = f"{other}{opening}y{closing}{closing}{opening}{closing}"
+    for inner in (f"{opening}y{closing}", f"{other}y{closing}", both_ways):
+        text = f"a {opening}x{inner}z{closing} b {opening}{closing}"
+        assert system_of(put(chat(text))) == f"a {IMPROVED} b {IMPROVED}"
+    inside = f"a {other}x{opening}y{closing}z{closing} b"
+    assert system_of(put(chat(inside))) == f"a {other}x{IMPROVED}z{closing} b", "an unknown prompt holds one"
+    both = PromptChoice("other", 2, "The other one.", "Another.")
+    assert system_of(put(chat(inside), PROMPT, both)) == "a The other one. b"
+
+
 def test_what_is_no_message_is_left_alone() -> None:
     call = ChatRequest.parse({"model": "policy", "messages": [3, {"role": "system", "content": None}]}, chat=True)
     assert substitute(call, (PROMPT,)).call is call
