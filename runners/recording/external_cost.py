@@ -32,7 +32,13 @@ MAX_TOKENS = 10_000_000
 INPUT_TOKENS = (attributes.INPUT_TOKENS, "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
 OUTPUT_TOKENS = (attributes.OUTPUT_TOKENS, "gen_ai.usage.completion_tokens", "llm.token_count.completion")
 """Counts of tokens by the names of OpenTelemetry, of OpenLLMetry before it, and of OpenInference."""
-MODELS = (attributes.REQUEST_MODEL, attributes.RESPONSE_MODEL, "llm.model_name")
+MODELS = (
+    attributes.REQUEST_MODEL,
+    attributes.RESPONSE_MODEL,
+    "llm.model_name",
+    "langfuse.observation.model.name",
+    "ai.model.id",
+)
 OTHER_MODELS = "(others)"
 """Name for the models of an attempt beyond the most that are listed."""
 

@@ -36,6 +36,11 @@ def check_id(name: str, value: bytes) -> None:
         raise InvalidSpanError("id", f"{name} {value.hex()[:40]!r} is not {LENGTHS[name]} bytes, or zero")
 
 
+def read_parent(value: bytes) -> str:
+    """Return the id of a span's parent in hexadecimal; empty for none, which some exporters write as zeros."""
+    return value.hex() if any(value) else ""
+
+
 def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), b"-_" if "-" in text or "_" in text else None, True)

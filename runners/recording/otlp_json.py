@@ -39,6 +39,9 @@ def fill_request(request: Message, signal: str, body: Any, refusals: Refusals) -
     if not isinstance(body, dict):
         raise ValueError("the request is no JSON object")
     groups, scopes, records = NAMES[signal]
+    for other, (holder, *_) in NAMES.items():
+        if other != signal and _items(body, holder) and not _items(body, groups):
+            raise wrong_signal(other)
     check_count(sum(len(_items(scope, records)) for group in _items(body, groups) for scope in _items(group, scopes)))
     for group in _items(body, groups):
         target = getattr(request, groups).add()
@@ -57,6 +60,11 @@ def fill_request(request: Message, signal: str, body: Any, refusals: Refusals) -
                     refusals.add(error.refusal)
                 except UNREADABLE as error:
                     refusals.add(Refusal("form", f"it is not as OTLP has it: {error}"))
+
+
+def wrong_signal(signal: str) -> InvalidOtlpError:
+    """Build the error for a request that holds another signal than its address names."""
+    return InvalidOtlpError(f"the request holds {signal}: send it to /v1/{signal}")
 
 
 def _read(fields: dict[str, Any], records: Any) -> None:

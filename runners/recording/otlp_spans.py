@@ -13,12 +13,13 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from lightningbus.runners.recording.otlp_ids import check_id
-from lightningbus.runners.recording.otlp_json import UNKNOWN
+from lightningbus.runners.recording.otlp_ids import check_id, read_parent
+from lightningbus.runners.recording.otlp_json import UNKNOWN, wrong_signal
 from lightningbus.runners.recording.otlp_limits import MAX_SHARED_BYTES, ConversionBudget, InvalidOtlpError, check_count
 from lightningbus.runners.recording.refusals import InvalidSpanError, Refusals
 from lightningbus.schemas import ids
 from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.semconv.event_payloads import attributes_of_events
 from lightningbus.schemas.spans import Span
 
 ORIGINAL_TRACE = "lightningbus.otlp.trace_id"
@@ -26,6 +27,8 @@ ORIGINAL_TRACE = "lightningbus.otlp.trace_id"
 OtlpSpanKind = Literal["internal", "server", "client", "producer", "consumer"]
 Status = Literal["unset", "ok", "error"]
 KINDS: dict[int, OtlpSpanKind] = {2: "server", 3: "client", 4: "producer", 5: "consumer"}
+TIME_FIELDS = frozenset({1, 11})
+"""Numbers of a log record's times; spans and records hold there what the other cannot read."""
 STATUS: dict[int, Status] = {1: "ok", 2: "error"}
 
 ResourceGroup = tuple[Resource, Sequence[tuple[InstrumentationScope, Sequence[Any]]]]
@@ -92,12 +95,20 @@ def _check(groups: Iterable[ResourceGroup]) -> None:
         size = resource.ByteSize() if scopes else 0
         for scope, records in scopes:
             spans += len(records)
+            _check_signal(records)
             shared += len(records) * (size + scope.ByteSize())
     check_count(spans)
     if shared > MAX_SHARED_BYTES:
         raise InvalidOtlpError(
             f"resource and scope, counted for each span, have {shared} bytes; the limit is {MAX_SHARED_BYTES}"
         )
+
+
+def _check_signal(records: Sequence[Any]) -> None:
+    """Raise `InvalidOtlpError` for records of the other signal: their times and ids have other types."""
+    for record in records:
+        if any(field.field_number in TIME_FIELDS for field in UnknownFieldSet(record)):
+            raise wrong_signal("traces" if isinstance(record, LogRecord) else "logs")
 
 
 def _each(
@@ -133,16 +144,20 @@ def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: ConversionBudget)
         budget.spend()
         span_attributes[f"{UNKNOWN}{field.field_number}"] = _to_json_value(field.data)
     budget.spend(len(span.events) + len(span.links))
-    for name, value in (
-        ("traceId", span.trace_id), ("spanId", span.span_id), ("parentSpanId", span.parent_span_id)
-    ):  # fmt: skip
+    events = tuple(
+        {"name": e.name, "time_ns": e.time_unix_nano, "attributes": _attributes(e.attributes, budget)}
+        for e in span.events
+    )
+    span_attributes = attributes_of_events(span_attributes, events) | span_attributes
+    parent = read_parent(span.parent_span_id)
+    for name, value in (("traceId", span.trace_id), ("spanId", span.span_id), ("parentSpanId", bytes.fromhex(parent))):
         check_id(name, value)
     if not span.span_id:
         raise InvalidSpanError("id", "it has no spanId")
     return Span(
         trace_id=shared.trace_id,
         span_id=span.span_id.hex(),
-        parent_span_id=span.parent_span_id.hex() or shared.root_span_id,
+        parent_span_id=parent or shared.root_span_id,
         name=span.name,
         kind=KINDS.get(span.kind, "internal"),
         start_ns=span.start_time_unix_nano,
@@ -152,10 +167,7 @@ def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: ConversionBudget)
         scope=shared.scope,
         attributes=span_attributes,
         resource=shared.resource,
-        events=tuple(
-            {"name": e.name, "time_ns": e.time_unix_nano, "attributes": _attributes(e.attributes, budget)}
-            for e in span.events
-        ),
+        events=events,
         links=tuple(_link(link, shared, budget) for link in span.links),
     )
 
@@ -178,13 +190,14 @@ def _log(record: LogRecord, shared: _ScopeContext, budget: ConversionBudget) -> 
         "log.severity": record.severity_text,
     }
     log_attributes[attributes.LOG_BODY] = _value(record.body, budget)
-    check_id("spanId", record.span_id)
+    parent = read_parent(record.span_id)
+    check_id("spanId", bytes.fromhex(parent))
     # A record has no id of its own: its content names it, so that an exporter may send it twice.
     name = base64.b64encode(record.SerializeToString(deterministic=True)).decode()
     return Span(
         trace_id=shared.trace_id,
         span_id=ids.span_id(shared.trace_id, "log", name),
-        parent_span_id=record.span_id.hex() or shared.root_span_id,
+        parent_span_id=parent or shared.root_span_id,
         name=record.event_name or "log",
         start_ns=when,
         end_ns=when,

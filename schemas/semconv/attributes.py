@@ -1,5 +1,6 @@
 """OpenTelemetry attribute names: semantic-conventions-genai (2026, Development) and our own namespace."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -78,5 +79,19 @@ _JSON = msgspec.json.Encoder(enc_hook=repr)
 
 
 def to_text(value: Any) -> str:
-    """Convert the value of an attribute to its stored form: strings unchanged, everything else as JSON."""
+    """Convert the value of an attribute to its stored form: strings unchanged, everything else as JSON.
+
+    Numbers that JSON lacks are words, as in OTLP's JSON: NaN, Infinity and -Infinity.
+    """
+    value = _name_numbers(value)
     return value if isinstance(value, str) else _JSON.encode(value).decode()
+
+
+def _name_numbers(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, list | tuple):
+        return [_name_numbers(element) for element in value]
+    if isinstance(value, dict):
+        return {name: _name_numbers(field) for name, field in value.items()}
+    return value

@@ -51,6 +51,24 @@ _KINDS: dict[str, dict[str, SpanKind]] = {
         "llm": "model",
         "tool": "tool",
     },
+    "langfuse.observation.type": {
+        "agent": "agent",
+        "chain": "chain",
+        "generation": "model",
+        "tool": "tool",
+        "retriever": "retriever",
+    },
+    "ai.operationId": {
+        "ai.generateText": "chain",
+        "ai.streamText": "chain",
+        "ai.generateObject": "chain",
+        "ai.streamObject": "chain",
+        "ai.generateText.doGenerate": "model",
+        "ai.streamText.doStream": "model",
+        "ai.generateObject.doGenerate": "model",
+        "ai.streamObject.doStream": "model",
+        "ai.toolCall": "tool",
+    },
     attributes.OPERATION: {
         "invoke_agent": "agent",
         "create_agent": "agent",
@@ -77,7 +95,14 @@ _SPAN_NAMES: dict[str, SpanKind] = {
 }
 """Agent Lightning's spans are identified by name (its `semconv.py`, 0.3)."""
 
-_TOOL_NAMES = (attributes.TOOL_NAME, "tool.name", "tool_name", "traceloop.entity.name", "langsmith.trace.name")
+_TOOL_NAMES = (
+    attributes.TOOL_NAME,
+    "tool.name",
+    "tool_name",
+    "traceloop.entity.name",
+    "langsmith.trace.name",
+    "ai.toolCall.name",
+)
 _ENTITY_NAMES = (
     attributes.AGENT_NAME,
     "agent.name",
@@ -85,7 +110,10 @@ _ENTITY_NAMES = (
     "gen_ai.task.name",
     "traceloop.entity.name",
     "agentlightning.operation.name",
+    "ai.telemetry.functionId",
 )
+_NAMED = "langfuse.observation.type"
+"""Attribute of spans whose own name is that of the tool or agent."""
 _INPUTS = (
     attributes.TOOL_ARGUMENTS,
     "gen_ai.input.messages",
@@ -93,6 +121,10 @@ _INPUTS = (
     "traceloop.entity.input",
     "gen_ai.prompt",
     "agentlightning.operation.input",
+    "langfuse.observation.input",
+    "ai.toolCall.args",
+    "ai.prompt.messages",
+    "ai.prompt",
 )
 _OUTPUTS = (
     attributes.TOOL_RESULT,
@@ -101,6 +133,9 @@ _OUTPUTS = (
     "traceloop.entity.output",
     "gen_ai.completion",
     "agentlightning.operation.output",
+    "langfuse.observation.output",
+    "ai.toolCall.result",
+    "ai.response.text",
 )
 _BOOKKEEPING = ("lightningbus.", "otel.", attributes.AGL_REWARD_PREFIX, "agentlightning.link.")
 _PAYLOADS = (
@@ -126,8 +161,11 @@ def kind_of(name: str, span_attributes: Attributes) -> SpanKind:
 def entity_name(name: str, span_attributes: Attributes) -> str:
     """Return the name of the tool, the agent or the step of a chain; empty where the span has none."""
     names = {"tool": _TOOL_NAMES, "agent": _ENTITY_NAMES, "chain": _ENTITY_NAMES}
-    attribute = _first_present(span_attributes, names.get(kind_of(name, span_attributes), ()))
-    return str(span_attributes[attribute]) if attribute else ""
+    named = names.get(kind_of(name, span_attributes), ())
+    attribute = _first_present(span_attributes, named)
+    if attribute:
+        return str(span_attributes[attribute])
+    return name if named and _NAMED in span_attributes else ""
 
 
 def payload_keys(span_attributes: Attributes) -> dict[str, str]:

@@ -33,6 +33,7 @@ def check(engine: ScriptedEngine) -> None:
 async def test_messages_sign_a_thought(desk: Desk, engine: ScriptedEngine, streamed: bool) -> None:
     more: dict[str, Any] = {"model": "policy", "max_tokens": 50}
     more["tools"] = [{"name": name, "input_schema": TOOL} for name in ("add", "sub")]
+    message: Any
     if streamed:
         async with desk.anthropic.messages.stream(**more, messages=[QUESTION]) as stream:
             message = await stream.get_final_message()
