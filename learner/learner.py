@@ -237,6 +237,7 @@ class Learner:
                 loop.abandon_replay()
             await committer.write_checkpoint(loop.checkpoint_state(state))
         metrics.learner_weight_version.set(state.version)
+        await loop.alerts.restore()
         if state.last_step_event:
             loop.last_event = decode(TrainingStep, state.last_step_event)
             await loop.publish_step(loop.last_event)
@@ -329,8 +330,8 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             elif loop.last_metrics:
                 status["loss"] = loop.last_metrics["actor/loss"]
-            if problems := loop.excluded.streaks.problems:
-                status["alert"] = f"learner of {settings.model}: {'; '.join(problems.values())}"
+            if alerts := loop.alerts.sentences:
+                status |= {"alert": "; ".join(alerts.values()), "alerts": alerts}
             if blocker := find_blocker(loop, self._pin_watch.describe):
                 status["waits for"] = blocker
             if loop.phase == "waiting" and not self._is_leaving:
