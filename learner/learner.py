@@ -187,6 +187,7 @@ class Learner:
             committer = StepCommitter(settings, trainer, self._publisher, self._checkpoints, self._in_thread, probe)
         except ValueError as error:
             raise as_learner_error(error) from error
+        builder.bound_from(state.oldest_version)
         await committer.publish_base()
         if checkpoint is not None:  # nodes that start too may have chosen a version: they are to be known by now
             await asyncio.sleep(self._started_at + SUSPECT_SECONDS - time.monotonic())

@@ -135,6 +135,10 @@ class BatchBuilder:
         batch = self._account(_collect(built), built, penalties, version)
         return self._add_preferences(self._add_demonstrations(batch, step), step)
 
+    def bound_from(self, oldest_version: int) -> None:
+        """Hold the bound on staleness for all tokens of versions below ``oldest_version``."""
+        self._rollout_builder.oldest_version = oldest_version
+
     def has_signal(self, group: RolloutGroup) -> bool:
         """Return whether a call of the group has an advantage, if the group is trained."""
         rollouts = group.rollouts
