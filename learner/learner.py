@@ -187,6 +187,7 @@ class Learner:
             committer = StepCommitter(settings, trainer, self._publisher, self._checkpoints, self._in_thread, probe)
         except ValueError as error:
             raise as_learner_error(error) from error
+        builder.bound_from(state.oldest_version)
         await committer.publish_base()
         if checkpoint is not None:  # nodes that start too may have chosen a version: they are to be known by now
             await asyncio.sleep(self._started_at + SUSPECT_SECONDS - time.monotonic())
@@ -237,6 +238,7 @@ class Learner:
                 loop.abandon_replay()
             await committer.write_checkpoint(loop.checkpoint_state(state))
         metrics.learner_weight_version.set(state.version)
+        await loop.alerts.restore()
         if state.last_step_event:
             loop.last_event = decode(TrainingStep, state.last_step_event)
             await loop.publish_step(loop.last_event)
@@ -329,9 +331,8 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             elif loop.last_metrics:
                 status["loss"] = loop.last_metrics["actor/loss"]
-            problems = [*loop.excluded.streaks.problems.values(), *filter(None, [loop.agreement.problem])]
-            if problems:
-                status["alert"] = f"learner of {settings.model}: {'; '.join(problems)}"
+            if alerts := loop.alerts.sentences:
+                status |= {"alert": "; ".join(alerts.values()), "alerts": alerts}
             if blocker := find_blocker(loop, self._pin_watch.describe):
                 status["waits for"] = blocker
             if loop.phase == "waiting" and not self._is_leaving:

@@ -4,13 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightningbus.alerts.table import (
-    MAX_APART_STEPS,
-    MAX_CLIPPED_SHARE,
-    MIN_FRESH_TOKENS,
-    STOP_CLIPPED_SHARE,
-    describe,
-)
+from lightningbus.alerts.table import MAX_APART_STEPS, MIN_FRESH_TOKENS, STOP_CLIPPED_SHARE, describe
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.settings.learner import LearnerSettings
 
@@ -20,34 +14,50 @@ NUM_DEVIATIONS = 3.0
 """Standard deviations by which a share of tokens must exceed its bound: chance alone does so in 1 step of 740."""
 
 
+def is_comparable(metrics: Mapping[str, float]) -> bool:
+    """Return whether a step has enough fresh tokens, and none that was sampled with truncation or penalties.
+
+    Those differ for another reason.
+    """
+    return metrics.get("truncated_share", 0.0) == 0 and metrics.get("agreement/tokens", 0.0) >= MIN_FRESH_TOKENS
+
+
+def is_apart(metrics: Mapping[str, float], bound: float) -> bool:
+    """Return whether more than a share ``bound`` of a step's fresh tokens is clipped, and not by chance.
+
+    Only a step whose ratio is taken against the engine has the share.
+    """
+    share = metrics.get("agreement/clipped_share")
+    return share is not None and is_comparable(metrics) and exceeds(share, metrics["agreement/tokens"], bound)
+
+
+def exceeds(share: float, count: float, bound: float) -> bool:
+    """Return whether a share of ``count`` tokens is above a bound by more than chance explains."""
+    return share - NUM_DEVIATIONS * math.sqrt(bound * (1 - bound) / count) > bound
+
+
 @dataclass
 class PolicyAgreement:
-    """Judges a learner's steps in order."""
+    """Ends a learner whose steps train another policy than the one that samples."""
 
     settings: LearnerSettings
-    problem: str = ""
-    """Sentence about the newest step with fresh tokens in which both policies are apart; empty: they agree."""
     _num_apart: int = 0
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Judge a training step; raise `LearnerError` if it trained noise, or several in a row trained another policy.
+    @property
+    def has_bound(self) -> bool:
+        """Whether the settings ask for a comparison of engine and learner."""
+        return self.settings.max_mismatch is not None and self.settings.engine.check_model
 
-        Tokens that were sampled with truncation or penalties differ for another reason.
-        """
-        if self.settings.max_mismatch is None or not self.settings.engine.check_model:
-            return
-        num_tokens = metrics.get("agreement/tokens", 0.0)
-        if metrics.get("truncated_share", 0.0) > 0 or num_tokens < MIN_FRESH_TOKENS:
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Judge a training step; raise `LearnerError` if it trained noise, or several in a row trained another policy."""
+        if not self.has_bound or not is_comparable(metrics):
             return
         self._refuse_noise(metrics)
-        if not self.settings.algorithm.rollout_correction.bypass_mode:
-            return  # the ratio is the learner's own, and importance weights correct for the engine
-        share, k3 = metrics["agreement/clipped_share"], metrics["agreement/k3"]
-        is_apart = exceeds(share, num_tokens, MAX_CLIPPED_SHARE)
-        self.problem = describe("policies_apart", step=step, share=share, k3=k3) if is_apart else ""
-        self._num_apart = self._num_apart + 1 if exceeds(share, num_tokens, STOP_CLIPPED_SHARE) else 0
+        self._num_apart = self._num_apart + 1 if is_apart(metrics, STOP_CLIPPED_SHARE) else 0
         if self._num_apart >= MAX_APART_STEPS:
-            raise LearnerError(f"{self.problem}. So it was in {MAX_APART_STEPS} steps in a row: the learner ends")
+            share, k3 = metrics["agreement/clipped_share"], metrics["agreement/k3"]
+            sentence = describe("policies_apart", share=share, k3=k3)
+            raise LearnerError(f"{sentence}. So it was in {MAX_APART_STEPS} steps in a row: the learner ends")
 
     def _refuse_noise(self, metrics: Mapping[str, float]) -> None:
         bound, k3 = self.settings.max_mismatch, metrics["agreement/k3"]
@@ -62,8 +72,3 @@ class PolicyAgreement:
                 "engine and learner compute different policies: on tokens of the newest version "
                 f"{', and '.join(findings)}. A step on them would train noise"
             )
-
-
-def exceeds(share: float, count: float, bound: float) -> bool:
-    """Return whether a share of ``count`` tokens is above a bound by more than chance explains."""
-    return share - NUM_DEVIATIONS * math.sqrt(bound * (1 - bound) / count) > bound

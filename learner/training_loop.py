@@ -20,7 +20,6 @@ from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.faults import count_fault
 from lightningbus.learner.accounting import ExcludedRollouts, update_metrics
 from lightningbus.learner.batching.batch import Batch, BatchBuilder
-from lightningbus.learner.batching.batch_warnings import find_new_warnings
 from lightningbus.learner.batching.rollout_dispositions import (
     STALE,
     build_spans,
@@ -47,6 +46,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
 from lightningbus.learner.teacher.teachers import Teachers
 from lightningbus.learner.trainer import Trainer
+from lightningbus.learner.training_alerts import TrainingAlerts
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.codec import encode
 from lightningbus.schemas.semconv import attributes
@@ -84,13 +84,12 @@ class TrainingLoop:
     last_metrics: dict[str, float] = field(default_factory=dict)
     _is_scoring: bool = False
     """Whether the groups of the next step are taken, and wait for scores."""
-    _warned: set[str] = field(default_factory=set)
-    _slow_sets: set[str] = field(default_factory=set)
     _unbuildable: UnbuildableBatches = field(default_factory=UnbuildableBatches)
 
     def __post_init__(self) -> None:
         self.agreement = PolicyAgreement(self.settings)
         self.slow_groups = SlowGroups(self.dispatcher, self.settings)
+        self.alerts = TrainingAlerts(self.bus, self.settings)
         self.gate = GroupGate(self.bus, self.settings, self.dispatcher, self.excluded, self.builder, self.in_thread)
 
     async def run(self) -> None:
@@ -166,7 +165,7 @@ class TrainingLoop:
             if verdict := self.excluded.streaks.verdict:
                 await self._write_checkpoint(self.state)  # a learner that goes on later does not count them again
                 raise LearnerError(verdict)
-            self._slow_down()
+            await self._slow_down()
             if self.replay and self.consumer.has_caught_up and not self.replay.is_ready(self.consumer.groups):
                 await self._go_on_without_replay("rollouts of theirs are not on the bus any more")
             groups = await self._pop_groups()
@@ -246,15 +245,10 @@ class TrainingLoop:
         await self._write_checkpoint(replace(self.state, version=skip_versions(self.state.version, newest)))
         self.dispatcher.advance(self.state.step, self.state.version)
 
-    def _slow_down(self) -> None:
+    async def _slow_down(self) -> None:
         """Dispatch the groups of a set one by one while they give nothing: they cost what rollouts cost."""
-        problems = self.excluded.streaks.problems
-        for name in problems.keys() - self._slow_sets:
-            log.error("%s", problems[name])
-        for name in self._slow_sets - problems.keys():
-            log.info("groups%s can be trained again", f" of task set {name!r}" if name else "")
-        self._slow_sets = set(problems)
         self.dispatcher.limit_rates(self.excluded.streaks.pauses)
+        await self.alerts.update(self.excluded.streaks.problems)
 
     async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
         started_ns = time.time_ns()  # before verdicts are read: a step that starts after a verdict knows it
@@ -273,9 +267,7 @@ class TrainingLoop:
                 raise
             await self._exclude_unbuildable(groups, error)
             return
-        self.agreement.check(self.state.step + 1, {**batch.metrics, **step_metrics})
-        if self.agreement.problem:
-            log.warning("%s", self.agreement.problem)
+        self.agreement.check({**batch.metrics, **step_metrics})
         self._unbuildable.end()
         self.excluded.streaks.add_batch(batch.dispositions)
         state = replace(
@@ -308,8 +300,6 @@ class TrainingLoop:
         except Exception as error:  # whatever the rollouts lead to, they lead to it again
             await self._exclude_unbuildable(groups, error)
             return None
-        for sentence in find_new_warnings(batch.metrics, self.settings.credit.method, self._warned):
-            log.warning("%s", sentence)
         if groups and not batch.num_tokens:
             await self._drop_batch(batch.dispositions, groups)
             return None
@@ -372,6 +362,8 @@ class TrainingLoop:
         update_metrics(event)
         await self.publish_step(event, unique=True)
         await self.recovery.resolve()
+        self.alerts.add_step(event.metrics)
+        await self.alerts.update(self.excluded.streaks.problems)
         num_ahead = len(self.replay)
         self.dispatcher.advance(state.step + num_ahead, state.version + num_ahead, trained)
         name = "reward/mean" if groups else "actor/loss"

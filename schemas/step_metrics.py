@@ -71,6 +71,7 @@ STEP_METRICS: tuple[StepMetric, ...] = (
         "reward",
         "Mean penalty for long answers that is added to the reward, 0 at most.",
     ),
+    StepMetric("groups/trained", "groups trained", "groups", "Groups of which rollouts were trained on."),
     StepMetric(
         "groups/without_signal",
         "groups without signal",
@@ -86,8 +87,20 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     ),
     StepMetric("rollouts", "rollouts", "rollouts", "Rollouts in the groups of the step."),
     StepMetric("rollouts/trained", "rollouts trained", "rollouts", "Rollouts that were trained on."),
+    StepMetric(
+        "rollouts/without_call",
+        "rollouts without a call",
+        "rollouts",
+        "Rollouts whose agent called no model, as where a cache of its client answers.",
+    ),
     StepMetric("sequences", "sequences", "sequences", "Token sequences that were trained on."),
     StepMetric("calls", "calls", "calls", "The model's calls in trained rollouts."),
+    StepMetric(
+        "calls/repeating",
+        "answers that repeat",
+        "calls",
+        "Calls whose answer ends in a repetition of a few tokens.",
+    ),
     StepMetric("calls/clipped", "answers cut at their limit", "calls", "Calls whose answer ended at its length limit."),
     StepMetric(
         "excluded/{reason}",
@@ -286,7 +299,8 @@ STEP_METRICS: tuple[StepMetric, ...] = (
         "agreement/clipped_share",
         "clipped fresh tokens",
         "share",
-        "Share of the fresh tokens whose ratio of learner to engine is outside PPO's clip before the update.",
+        "Share of the fresh tokens whose ratio of learner to engine is outside PPO's clip before the update; only where "
+        "the ratio is taken against the engine (bypass_mode).",
     ),
     StepMetric(
         "rollout_corr/kl", "drift to the engine, mean log-ratio", "nats", "Mean log-ratio of the engine to the learner."

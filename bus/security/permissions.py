@@ -116,6 +116,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             f"{API}.STREAM.INFO.{subjects.TRAIN_ROLLOUTS}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             f"{API}.CONSUMER.INFO.{subjects.TASKS}.*",
+            f"{API}.DIRECT.GET.{subjects.ALERTS}",
             subjects.ALERT,
             subjects.ALL_TASKS,
             subjects.ALL_EVENTS,

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from lightningbus.learner.batching.advantages import GAE, Estimator, drop_error
 from lightningbus.learner.batching.batch_counts import (
+    TRAINED_GROUPS,
+    WITHOUT_CALL,
     WITHOUT_SIGNAL,
     compute_metrics,
     count_rollout,
     count_scored,
-    count_without_signal,
+    count_signals,
 )
 from lightningbus.learner.batching.built_rollout import BuiltRollout, RolloutBuilder
 from lightningbus.learner.batching.credit import Episode
@@ -135,6 +137,10 @@ class BatchBuilder:
         batch = self._account(_collect(built, version), built, penalties, version)
         return self._add_preferences(self._add_demonstrations(batch, step), step)
 
+    def bound_from(self, oldest_version: int) -> None:
+        """Hold the bound on staleness for all tokens of versions below ``oldest_version``."""
+        self._rollout_builder.oldest_version = oldest_version
+
     def has_signal(self, group: RolloutGroup) -> bool:
         """Return whether a call of the group has an advantage, if the group is trained."""
         rollouts = group.rollouts
@@ -154,10 +160,12 @@ class BatchBuilder:
                 counts.update(
                     count_rollout(each, self._credit.sets.find_settings(each.rollout.task_id), self._detokenize)
                 )
+        batch.metrics[WITHOUT_CALL] = float(sum(not each.rollout.calls for each in built))
         if self._settings.algorithm.overlong_buffer is not None:
             batch.metrics["overlong/penalty"] = float(np.mean(penalties)) if penalties else 0.0
         if self._settings.algorithm.adv_estimator != GAE:  # whose advantages come from the critic
-            batch.metrics[WITHOUT_SIGNAL] = float(count_without_signal(built))
+            num_groups, num_without_signal = count_signals(built)
+            batch.metrics.update({TRAINED_GROUPS: float(num_groups), WITHOUT_SIGNAL: float(num_without_signal)})
         batch.metrics.update(compute_metrics(counts, batch.dispositions, batch.sequences, version))
         if teachers := self._settings.teachers:
             scored = count_scored(built)
@@ -187,14 +195,15 @@ class BatchBuilder:
 
         It is 0 where the rollout is masked, or its group has fewer than ``min_group_size`` valid rollouts: verl would
         return the reward of a single rollout as its advantage. Calls of other models have 0 too: they are this model's
-        environment.
+        environment. A rollout without a call of this model has no part in the baseline: its reward says nothing of it.
 
         Raises ValueError where a credit function returns lists of wrong length or values that are no finite numbers.
         """
-        num_valid = Counter(
-            rollout.task_id for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None
-        )
         own_positions = [rollout.models.get(self._settings.model, []) for rollout in rollouts]
+        is_valid = [
+            reward is not None and bool(positions) for reward, positions in zip(rewards, own_positions, strict=True)
+        ]
+        num_valid = Counter(rollout.task_id for rollout, valid in zip(rollouts, is_valid, strict=True) if valid)
         episodes = {
             index: Episode.of_calls(
                 rollout.task_id,
@@ -207,7 +216,9 @@ class BatchBuilder:
                 rollout.named_rewards,
             )
             for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
-            if reward is not None and num_valid[rollout.task_id] >= self._settings.algorithm.min_group_size
+            if reward is not None
+            and is_valid[index]
+            and num_valid[rollout.task_id] >= self._settings.algorithm.min_group_size
         }
         credited = self._credit.assign(list(episodes.values()))
         advantages: list[list[float | None]] = [[0.0] * len(rollout.calls) for rollout in rollouts]

@@ -5,13 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightningbus.learner.batching.batch_warnings import (
-    IGNORE_STEP_REWARDS,
-    IGNORED_REWARDS,
-    TRUNCATED_CALLS,
-    TRUNCATED_SHARE,
-)
 from lightningbus.learner.batching.built_rollout import OTHER_MODEL, BuiltRollout
+from lightningbus.learner.batching.repetition import is_repeating
 from lightningbus.learner.batching.staleness import token_staleness
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -22,7 +17,17 @@ from lightningbus.schemas.training import RolloutDisposition
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 FORCED_TOKENS = "tokens/forced"
-WITHOUT_SIGNAL = "groups/without_signal"
+TRAINED_GROUPS, WITHOUT_SIGNAL = "groups/trained", "groups/without_signal"
+WITHOUT_CALL = "rollouts/without_call"
+REPEATING_CALLS = "calls/repeating"
+IGNORED_REWARDS = "rewards/ignored"
+"""Calls with a step reward that the credit method does not use."""
+TRUNCATED_SHARE = "truncated_share"
+"""Share of trained tokens sampled with truncation, penalties or constraints."""
+TRUNCATED_CALLS = "truncated"
+"""Calls by the setting, as ``truncated/top_k``."""
+IGNORE_STEP_REWARDS = {"identical", "last_call", "discounted"}
+"""Credit methods that share the outcome alone."""
 
 
 def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: Detokenize | None) -> Counter[str]:
@@ -34,6 +39,7 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
     if num_others := len(rollout.calls) - len(calls):
         counts[f"excluded/{OTHER_MODEL}"] += num_others
     counts["tokens/sampled"] += sum(call.num_tokens for call in calls)
+    counts[REPEATING_CALLS] += sum(is_repeating(call.response_ids) for call in calls)
     if settings.credit.method in IGNORE_STEP_REWARDS:
         counts[IGNORED_REWARDS] += sum(reward != 0 for reward in rollout.rewards)
     for index, call in enumerate(calls):
@@ -69,13 +75,13 @@ def count_scored(built: Sequence[BuiltRollout]) -> Counter[str]:
     return counts
 
 
-def count_without_signal(built: Sequence[BuiltRollout]) -> int:
-    """Count the groups that teach nothing: rollouts of theirs are trained, and every advantage is 0."""
+def count_signals(built: Sequence[BuiltRollout]) -> tuple[int, int]:
+    """Count the groups that are trained, and those of them that teach nothing: every advantage is 0."""
     signals: dict[str, bool] = {}
     for each in built:
         if not each.reason:
             signals[each.rollout.task_id] = signals.get(each.rollout.task_id, False) or any(each.advantages)
-    return sum(not has_signal for has_signal in signals.values())
+    return len(signals), sum(not has_signal for has_signal in signals.values())
 
 
 def _expand_own(rollout: Rollout, settings: LearnerSettings) -> list[ModelCall]:

@@ -57,6 +57,8 @@ class RolloutBuilder:
     def __init__(self, settings: LearnerSettings, vocabulary_size: int | None = None) -> None:
         """Keep the rules. ``vocabulary_size``: number of the model's tokens; None: every token id counts as valid."""
         self._settings, self._sets, self._vocabulary_size = settings, TaskSets(settings), vocabulary_size or 2**32
+        self.oldest_version = 0
+        """The bound on staleness holds for tokens of versions below it, whatever `staleness.on_exceed` says."""
         self._sequence_config = SequenceConfig(
             settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong
         )
@@ -75,7 +77,8 @@ class RolloutBuilder:
         if settings.staleness.on_exceed == "mask":
             sequences = mask_stale_tokens(sequences, version, settings.max_staleness)
             staleness = max_staleness_of(sequences, version) if sequences else staleness
-        reason = quarantine or self._exclusion_reason(rollout, reward, calls, sequences, excluded_calls, staleness)
+        is_stale = staleness > settings.max_staleness and self._is_bounded_at(version - staleness)
+        reason = quarantine or self._exclusion_reason(rollout, reward, calls, sequences, excluded_calls, is_stale)
         return BuiltRollout(
             rollout, reward, credit, positions, calls, excluded_calls, sequences, num_sampled, staleness, reason
         )
@@ -92,6 +95,11 @@ class RolloutBuilder:
         token_ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))
         return transitions if all(ids.max(initial=0) < self._vocabulary_size for ids in token_ids) else None
 
+    def _is_bounded_at(self, version: int) -> bool:
+        """Return whether tokens of a version are left out beyond the bound on staleness."""
+        staleness = self._settings.staleness
+        return staleness.on_exceed != "keep" or (staleness.admission == "bounded" and version < self.oldest_version)
+
     def _exclusion_reason(
         self,
         rollout: Rollout,
@@ -99,7 +107,7 @@ class RolloutBuilder:
         calls: Sequence[Transition] | None,
         sequences: Sequence[TrainSequence],
         excluded_calls: dict[int, str],
-        staleness: int,
+        is_stale: bool,
     ) -> str:
         if reward is None:
             return failure_reason(rollout, self._settings) or describe_missing_reward(
@@ -107,7 +115,7 @@ class RolloutBuilder:
             )
         if calls is None:
             return "no sequence: malformed"
-        if staleness > self._settings.max_staleness and self._settings.staleness.on_exceed != "keep":
+        if is_stale:
             return STALE
         if self._settings.algorithm.overlong_filtering and is_cut(rollout, self._settings.model):
             return OVERLONG

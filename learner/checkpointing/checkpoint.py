@@ -45,6 +45,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     version: int = 0
     epoch: int = 1
+    oldest_version: int = 0
+    """The first version after others that another learner made or that were lost: these weights follow from none."""
     stream_position: int = 1
     """Position from which to replay, as `StreamMark` counts: everything before it is used or useless."""
     stream_mark: StreamMark = StreamMark()

@@ -54,15 +54,17 @@ def resume(
     records = list(records)
     steps = _steps_since(state, records)
     known_epoch = max([state.epoch, *(record.epoch for record in records if isinstance(record, EpochClaim))])
-    version = state.version
+    version, oldest_version = state.version, state.oldest_version
     if last is not None and last.version > version:
         reached = steps[-1].version if steps else version
         if last.version > reached or last.epoch > known_epoch:
             version, steps = skip_versions(version, max(last.version, reached)), []
+            oldest_version = version
     state = replace(
         _with_groups(state, records, steps),
         epoch=max(known_epoch, last.epoch if last else 0) + 1,
         version=version,
+        oldest_version=oldest_version,
     )
     if steps and state.step_fields:
         return Resumption(state, steps, state.step_fields if state.step_fields != settings.step_fields else None)

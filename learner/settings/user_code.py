@@ -16,7 +16,7 @@ STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 INSTALLED = {"site-packages", "dist-packages"}
 
 
-def describe_error(error: Exception, function: Callable[..., Any] | None = None) -> str:
+def describe_error(error: BaseException, function: Callable[..., Any] | None = None) -> str:
     """Describe an error as ``TypeError: its text (file, line n)``, at the user's line or the function's first."""
     text = shorten_line(str(error), MAX_CHARACTERS)
     return ": ".join(filter(None, (type(error).__name__, text))) + _describe_place(error, function)

@@ -15,8 +15,8 @@ from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.loss_parts import TeacherSettings
 from lightningbus.schemas.text import shorten_line
 
-AGAIN = (408, 409, 425, 429)
-"""Statuses below 500 with which a server asks to try again."""
+WRONG_KEY = 401
+"""Status with which a server says that waiting does not help; a proxy before the server may give any other one."""
 UNSCORABLE = (400, 413, 422)
 """Statuses of a prompt that the teacher cannot score, as one beyond its context."""
 PROBE_TOKENS = 2000
@@ -54,7 +54,7 @@ class TeacherClient:
     async def score(self, address: str, token_ids: Sequence[int]) -> TeacherScores:
         """Return the scores of each token after those before it; the first has none.
 
-        Raises `TeacherUnreachableError`, `UnscorableError`, and `LearnerError` where the server can be no teacher.
+        Raises `TeacherUnreachableError`, `UnscorableError`, and `LearnerError` where the server refuses the key.
         """
         data = await self._post(address, "/v1/completions", self._body(token_ids))
         return await asyncio.to_thread(_read_scores, data, address, token_ids, self._settings.top_k)
@@ -108,12 +108,12 @@ class TeacherClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TeacherUnreachableError(f"{url}: {error or type(error).__name__}") from error
         text = shorten_line(data.decode(errors="replace"), 200) if response.status != 200 else ""
-        if response.status >= 500 or response.status in AGAIN:
-            raise TeacherUnreachableError(f"{url} answers {response.status}: {text}")
         if response.status in UNSCORABLE:
             raise UnscorableError(text)
-        if response.status != 200:
+        if response.status == WRONG_KEY:
             raise LearnerError(f"the teacher at {url} answers {response.status}: {text}")
+        if response.status != 200:
+            raise TeacherUnreachableError(f"{url} answers {response.status}: {text}")
         return data
 
 
@@ -136,12 +136,8 @@ class _Tokenized(msgspec.Struct):
 def _decode(data: bytes, kind: type[M], address: str) -> M:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise LearnerError(
-            f"the teacher at {address} gives no prompt_logprobs or tokens: it has to be vLLM's OpenAI server ({error})"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise TeacherUnreachableError(f"{address} answers no JSON") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TeacherUnreachableError(f"{address} does not answer as vLLM's OpenAI server: {error}") from error
 
 
 def _read_scores(data: bytes, address: str, token_ids: Sequence[int], top_k: int) -> TeacherScores:
@@ -157,9 +153,9 @@ def _read_scores(data: bytes, address: str, token_ids: Sequence[int], top_k: int
             for rank, (cost, id) in enumerate(best):
                 scores.top_ids[place, rank], scores.top_logprobs[place, rank] = id, -cost
     except (LookupError, ValueError) as error:
-        raise LearnerError(
-            f"the teacher at {address} gives prompt_logprobs of other tokens than the prompt's"
-        ) from error
+        raise TeacherUnreachableError(f"{address} gives prompt_logprobs of other tokens than the prompt's") from error
+    except OverflowError as error:
+        raise TeacherUnreachableError(f"{address} gives token ids beyond 32 bits, which no vocabulary has") from error
     scores.logprobs[~np.isfinite(scores.logprobs)] = np.nan
     return scores
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.settings.algorithm import ActorSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.distributed import ProcessGroup
 from lightningbus.learner.transitions.sequences import TrainSequence
@@ -32,8 +32,10 @@ def find_fresh(sequence: TrainSequence, version: int | None) -> Floats:
 class FreshTokens:
     """Sums over the fresh tokens of one forward pass; the same on every rank once they are gathered."""
 
-    def __init__(self, actor: ActorSettings) -> None:
+    def __init__(self, settings: LearnerSettings) -> None:
+        actor = settings.actor
         self._low, self._high = 1 - actor.clip_ratio_low, 1 + actor.clip_ratio_high
+        self._has_clip = settings.algorithm.rollout_correction.bypass_mode
         self._sums: NDArray[np.float64] = np.zeros(3)
 
     def add(self, log_ratios: Any) -> None:
@@ -56,14 +58,15 @@ class FreshTokens:
         count, k3, clipped = self._sums.tolist()
         if not count:
             return {}
-        return {"agreement/tokens": count, "agreement/k3": k3 / count, "agreement/clipped_share": clipped / count}
+        metrics = {"agreement/tokens": count, "agreement/k3": k3 / count}
+        return {**metrics, "agreement/clipped_share": clipped / count} if self._has_clip else metrics
 
 
 def compare_fresh(
-    actor: ActorSettings, current: Sequence[Floats], behavior: Sequence[Floats], fresh: Sequence[Floats]
+    settings: LearnerSettings, current: Sequence[Floats], behavior: Sequence[Floats], fresh: Sequence[Floats]
 ) -> Mapping[str, float]:
     """Return the metrics of whole sequences, which every rank has: one ``float32[N]`` per sequence in each argument."""
-    tokens = FreshTokens(actor)
+    tokens = FreshTokens(settings)
     for now, sampled, mask in zip(current, behavior, fresh, strict=True):
         tokens.add((now - sampled)[mask > 0])
     return tokens.metrics

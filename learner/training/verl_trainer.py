@@ -148,7 +148,7 @@ class VerlTrainer:
         is_due = is_needed or self._num_steps % settings.actor.old_log_prob_interval == 0
         if is_due and any(row.num_tokens for row in sampled):
             current = self._infer(self._engine, sequences, "log_probs")
-            metrics |= compare_fresh(settings.actor, current, behavior, fresh)
+            metrics |= compare_fresh(settings, current, behavior, fresh)
             correction = apply_rollout_correction(current, behavior, segments, settings)
             metrics |= correction.metrics
         fields: dict[str, Sequence[NDArray[Any]]] = {
@@ -158,7 +158,7 @@ class VerlTrainer:
             "advantages": [batch.token_advantages(sequence) for sequence in sequences],
             **factors,
         }
-        fresh_tokens = FreshTokens(settings.actor) if current is None else None
+        fresh_tokens = FreshTokens(settings) if current is None else None
         if fresh_tokens is not None:
             fields[FRESH] = fresh
         compared = self._compare(batch, fields)

@@ -33,6 +33,11 @@ class AlertPublisher:
         self._bus, self._detector, self._timeout = bus, detector, timeout
         self._firing: dict[str, Reason] = {}
 
+    @property
+    def firing(self) -> dict[str, str]:
+        """Sentences of the alerts that have begun and are not over, by key."""
+        return {key: reason.sentence for key, reason in self._firing.items()}
+
     async def restore(self) -> None:
         """Take over what an earlier process of this detector left firing, so that the next `update` may end it.
 

@@ -24,6 +24,10 @@ MIN_FRESH_TOKENS, MAX_CLIPPED_SHARE = 64, 0.02
 rounding clips 0.5 % of a 16-bit engine's."""
 STOP_CLIPPED_SHARE, MAX_APART_STEPS = 0.1, 3
 """Share of clipped fresh tokens with which so many steps in a row end the learner."""
+NUM_TRAINING_STEPS = 3
+"""Newest training steps that must all show a problem of training, so that it is not chance."""
+MAX_REPEATING, MAX_CLIPPED, MIN_EFFECTIVE = 0.1, 0.2, 0.5
+"""Share of answers that may end in a repetition, share of tokens that may be clipped, and least effective sample."""
 FULL = 0.75
 """Share of a stream's bound at which room is made; a learner writes checkpoints of its own from 0.5 on."""
 
@@ -39,6 +43,7 @@ class AlertRule:
 
 
 STALL, ABSENT = "`stall_timeout_seconds` of the store", "`absent_seconds` of the store"
+IN_STEPS = f"each of {NUM_TRAINING_STEPS} steps, or of all if the run has fewer"
 NO_ROLLOUT = "no rollout has finished for {seconds:.0f} s and {num_tasks} tasks wait: "
 NO_GRADE = "no rollout has finished for {seconds:.0f} s and {num_ungraded} wait for a grade: "
 
@@ -116,16 +121,62 @@ ALERT_RULES = {
         "{name} is gone: {doing}",
     ),
     "groups_rejected": AlertRule(
-        "learner, in its status", "Groups in a row give nothing to train on.", "as many as may be under way",
+        "learner", "Groups in a row give nothing to train on.", "as many as may be under way",
         "{findings}: they are tried one by one now",
     ),
     "policies_apart": AlertRule(
-        "learner, in its status", "Engine and learner differ on tokens that the newest version sampled.",
+        "learner", "Engine and learner differ on tokens that the newest version sampled.",
         f"{MAX_CLIPPED_SHARE:.0%} of at least {MIN_FRESH_TOKENS} tokens clipped, by three standard deviations; the "
         f"learner ends at {STOP_CLIPPED_SHARE:.0%} in {MAX_APART_STEPS} steps in a row",
-        "engine and learner compute different policies: in step {step}, {share:.1%} of the tokens that the newest "
-        "version sampled have a clipped ratio (k3 {k3:.2g} nats). Give inference.dtype, learner.weights.dtype and "
-        "learner.engine.dtype one number format, or set algorithm.rollout_correction.bypass_mode: false",
+        "engine and learner compute different policies: of the tokens that the newest version sampled {share:.1%} have a "
+        "clipped ratio (k3 {k3:.2g} nats). Give inference.dtype, learner.weights.dtype and learner.engine.dtype one "
+        "number format, or set algorithm.rollout_correction.bypass_mode: false",
+    ),
+    "rewards_equal": AlertRule(
+        "learner", "All rewards of a step are equal, so that no advantage is above or below 0.", IN_STEPS,
+        "nothing is learned: all rewards of the last steps are {reward:g}, so no answer is better than another; look "
+        "at rollouts (`lightningbus rollouts show`), and if agent and reward are right, take other tasks, a larger "
+        "group_size, or a reward with partial credit",
+    ),
+    "no_signal": AlertRule(
+        "learner", "No group of a step has an advantage other than 0, though rewards differ between groups.", IN_STEPS,
+        "nothing is learned: in the last steps the rollouts of each group had equal rewards; take tasks that the "
+        "model solves sometimes (`task_selection`), a larger group_size, or a reward with partial credit",
+    ),
+    "zero_gradient": AlertRule(
+        "learner", "The gradient of a step is 0, though its groups have a signal.", IN_STEPS,
+        "nothing is learned: the gradient of the last steps is 0, so no weight moves; check `loss_weights`, the loss, "
+        "and that the engine's settings freeze no weights",
+    ),
+    "sampling_constrained": AlertRule(
+        "learner", "Trained tokens were sampled with truncation, penalties or constraints.", "above 0",
+        "{share:.0%} of the trained tokens were sampled with {names}: their recorded log-probabilities are of another "
+        "distribution than the learner's, and ratios are off with nothing moved; leave {names} out of the calls",
+    ),
+    "rewards_ignored": AlertRule(
+        "learner", "Calls have a reward that the credit method does not use.", "above 0",
+        "{num_calls:g} calls of a step have a reward of their own, which the credit method ignores; set credit to "
+        "reward_to_go or gigpo",
+    ),
+    "rollouts_without_call": AlertRule(
+        "learner", "Rollouts end without a model call.", "above 0",
+        "{share:.0%} of the rollouts of a step called no model, so they are left out: if the agent asks a model each "
+        "time, a cache of its client gives it old answers; turn the cache off",
+    ),
+    "answers_repeat": AlertRule(
+        "learner", "Answers end in a repetition.", f"{MAX_REPEATING:.0%} of the calls of {IN_STEPS}",
+        "{share:.0%} of the answers of the last step end in a repetition; go back to an earlier "
+        "version, lower actor.optim.lr, or give such answers a lower reward",
+    ),
+    "tokens_clipped": AlertRule(
+        "learner", "Many ratios are clipped.", f"{MAX_CLIPPED:.0%} of the tokens of {IN_STEPS}",
+        "an update moves the policy too far: {share:.0%} of the tokens of the last step were clipped; lower "
+        "actor.optim.lr, actor.ppo_epochs or max_staleness",
+    ),
+    "sample_small": AlertRule(
+        "learner", "The effective sample size of an update is low.", f"{MIN_EFFECTIVE:g} in {IN_STEPS}",
+        "tokens are of a policy far from the one that is trained: the effective sample of the last step is "
+        "{share:.0%}; lower max_staleness or actor.optim.lr",
     ),
     "messages_lost": AlertRule(
         "learner", "The bus has lost messages.", "1",

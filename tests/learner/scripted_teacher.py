@@ -21,13 +21,15 @@ class ScriptedTeacher:
         self.counts: Counter[tuple[int, ...]] = Counter()
         """How often each sequence was scored."""
         self.is_away = False
+        self.proxy_answer: tuple[int, bytes] | None = None
+        """Status and body with which a proxy answers in its place; None: there is no proxy."""
         self.refused = asyncio.Event()
-        """Set when a request came while it was away."""
+        """Set when a request came while it was away, or a proxy answered."""
         self.gate = asyncio.Event()
         """Answers wait for it."""
         self.gate.set()
         self.num_open = self.most_open = 0
-        app = web.Application()
+        app = web.Application(middlewares=[self._stand_before])
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._complete)
         self._server = TestServer(app)
@@ -51,6 +53,14 @@ class ScriptedTeacher:
         """Those of all tokens in the place of each but the first, ``float32[N - 1, vocabulary]``."""
         with torch.no_grad():
             return torch.log_softmax(self._model(input_ids=torch.tensor([token_ids])).logits[0, :-1], -1)
+
+    @web.middleware
+    async def _stand_before(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.proxy_answer is None:
+            return await handler(request)
+        self.refused.set()
+        status, body = self.proxy_answer
+        return web.Response(status=status, body=body)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if self.is_away:

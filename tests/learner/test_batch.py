@@ -76,6 +76,18 @@ def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> No
     assert [use.advantage for use in batch.dispositions] == [0.0] * (1 + len(others))
 
 
+@pytest.mark.parametrize("called", [[0.0], [1.0, 1.0]])
+@pytest.mark.parametrize("method", ["identical", "reward_to_go"])
+def test_a_rollout_without_a_call_has_no_part_in_the_baseline(called: list[float], method: str) -> None:
+    cached = [rollout("a", sample, 1.0 - called[0], calls=()) for sample in range(len(called), 4)]
+    of_model = [rollout("a", sample, reward) for sample, reward in enumerate(called)]
+    arguments, mixed = settings(credit=method), group("a", *of_model, *cached)
+    batch = make_batch([mixed], 0, arguments)
+    assert set(batch.advantages.values()) == {0.0} and len(batch.advantages) == 2 * len(called)
+    assert batch.metrics["groups/without_signal"] == 1 and not builder_for(arguments).has_signal(mixed)
+    assert batch.metrics["rollouts/without_call"] == len(cached)
+
+
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus"])
 def test_groups_of_one_are_trained_where_the_estimator_compares_none(name: str) -> None:
     arguments = settings(group_size=1, algorithm={"adv_estimator": name})

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from lightningbus.learner.batching.batch import Batch
-from lightningbus.learner.batching.batch_warnings import find_warnings
 from lightningbus.learner.batching.credit import CREDIT_FUNCTIONS
 from lightningbus.learner.batching.overlong import find_penalty
+from lightningbus.learner.findings import find_problems
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.algorithm import OverlongBufferSettings
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -84,17 +84,16 @@ def test_truncated_sampling_is_a_metric_and_a_warning() -> None:
     members = [answer(0, 1.0, 6, sampling_params={"top_k": 20}), answer(1, 0.0, 2)]
     metrics = build(*members).metrics
     assert metrics["truncated_share"] == 0.75 and metrics["truncated/top_k"] == 1
-    (sentence,) = find_warnings(metrics, "identical").values()
-    assert sentence.startswith("75% of the trained tokens were sampled with top_k:")
-    assert not find_warnings(build(answer(0, 1.0), answer(1, 0.0)).metrics, "identical")
+    assert find_problems([metrics], (), 10) == {"sampling_constrained": {"share": 0.75, "names": "top_k"}}
+    assert not find_problems([build(answer(0, 1.0), answer(1, 0.0)).metrics], (), 10)
 
 
 def test_step_rewards_that_a_credit_method_ignores_are_told() -> None:
     first = rollout("a", 0, 1.0, rewards=[0.5, 0.0])
     metrics = build(first, rollout("a", 1, 0.0)).metrics
-    assert find_warnings(metrics, "identical")["rewards/ignored"].startswith("1 calls have a reward of their own")
+    assert find_problems([metrics], (), 10) == {"rewards_ignored": {"num_calls": 1.0}}
     used = build(first, rollout("a", 1, 0.0), credit="reward_to_go").metrics
-    assert not find_warnings(used, "reward_to_go")
+    assert not find_problems([used], (), 10)
 
 
 def test_a_call_is_read_with_what_it_was_sampled_by() -> None:

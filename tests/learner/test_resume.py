@@ -23,6 +23,9 @@ from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.stream_position import StreamMark
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.events import Blob, WeightManifest
+from tests.factories import group as group_of
+from tests.factories import rollout
+from tests.learner.conftest import builder_for
 
 SETTINGS = LearnerSettings(model_path=Path("model"))
 
@@ -113,6 +116,18 @@ def test_where_steps_are_lost_the_difference_of_versions_is_never_less_than_the_
     newest = kept + num_lost
     sampled = min(sampled, newest)
     assert skip_versions(kept, newest) - sampled >= abs(sampled - kept) and skip_versions(kept, newest) > newest
+
+
+def test_tokens_of_versions_that_another_learner_made_are_within_the_bound_or_left_out() -> None:
+    behind = resume((Path("c"), state()), on_the_bus(20, 7), SETTINGS).state
+    assert behind.oldest_version == behind.version == 35
+    assert resume((Path("c"), behind), on_the_bus(35, 8), SETTINGS).state.oldest_version == 35, "as long as it trains"
+    builder = builder_for(SETTINGS.model_copy(update={"max_staleness": 1}))
+    foreign = group_of("a", *(rollout("a", sample, float(sample), version=20) for sample in range(2)))
+    late = group_of("b", *(rollout("b", sample, float(sample), version=36) for sample in range(2)))
+    builder.bound_from(behind.oldest_version)
+    reasons = [use.exclusion_reason for use in builder.build([foreign, late], 40).dispositions]
+    assert reasons == ["stale", "stale", "", ""], "a late group of its own weights is trained, corrected"
 
 
 def test_groups_dispatched_since_the_checkpoint_are_outstanding_but_those_of_steps_made_again() -> None:

@@ -11,8 +11,10 @@ from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.teacher.client import TeacherClient, TeacherUnreachableError
 from lightningbus.learner.teacher.score_file import add_recorded_scores
 from lightningbus.learner.teacher.scoring import ScoredRollout
+from lightningbus.learner.teacher.teacher import Teacher
 from lightningbus.learner.teacher.teachers import Teachers
 from lightningbus.learner.transitions.transitions import add_teacher_scores, build_transitions
 from tests.factories import group, model_call, rollout
@@ -122,6 +124,41 @@ async def test_a_teacher_that_is_away_is_waited_for_and_asked_a_few_at_once(teac
     assert set(server.counts.values()) == {1} and len(server.counts) == 6 and server.most_open <= 2
     assert all(item.teacher_scores for item in groups[0].rollouts)
     assert teacher.problem == ""
+
+
+ANSWER = b'{"choices": [{"prompt_logprobs": [null, {"2": {"logprob": -1}, "4294967296": {"logprob": -0.5}}]}]}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "problem"),
+    [
+        (403, b"<html>Forbidden</html>", "answers 403: <html>Forbidden"),
+        (404, b'{"detail": "Not Found"}', "answers 404"),
+        (200, b"<html>Sign in</html>", "does not answer as vLLM's OpenAI server"),
+        (200, b'{"status": "ok"}', "does not answer as vLLM's OpenAI server"),
+        (200, b'{"choices": [{"prompt_logprobs": [{"2": {"logprob": "\xff"}}]}]}', "does not answer as vLLM's"),
+        (200, b'{"choices": []}', "of other tokens"),
+        (200, ANSWER, "token ids beyond 32 bits"),
+    ],
+)
+async def test_an_answer_of_a_proxy_before_a_teacher_is_not_the_teachers(
+    teacher_path: Path, tmp_path: Path, status: int, body: bytes, problem: str
+) -> None:
+    async with ScriptedTeacher(teacher_path) as server:
+        settings = taught(teacher_path, tmp_path, server, teacher={"top_k": 2})
+        server.proxy_answer = status, body
+        teacher = Teacher(settings.teachers[0], teacher_path, lambda: server.url)
+        client = TeacherClient(settings.teachers[0])
+        with pytest.raises(TeacherUnreachableError, match=problem):
+            await client.score(server.url, [1, 2])
+        waiting = asyncio.create_task(teacher.score([1, 2]))
+        server.refused.clear()
+        await server.refused.wait()
+        server.proxy_answer = None
+        scores = await waiting
+        await client.close()
+        await teacher.close()
+    assert scores.is_scored.tolist() == [False, True] and teacher.problem == ""
 
 
 async def test_a_rollout_beyond_the_teachers_context_is_trained_without_it(teacher_path: Path, tmp_path: Path) -> None:

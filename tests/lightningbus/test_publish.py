@@ -2,19 +2,27 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.streams.specs import STORE_TRAIN, runner_consumer
+from lightningbus.learner.rollouts.assembler import Assembler
+from lightningbus.learner.rollouts.groups import GroupBuffer
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.publishing import build_tasks
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
+from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_loading import MAX_INPUT_BYTES, load_tasks
+from lightningbus.tasks.task_loading import MAX_INPUT_BYTES, TaskInput, load_tasks
 from tests.lightningbus.test_cli import run, says
+from tests.polling import HANG_SECONDS
 
 GOOD = '{"id": "a", "input": {"n": 1}}\n'
 
@@ -97,6 +105,47 @@ async def test_tasks_that_were_there_already_are_counted_and_a_pass_publishes_th
     assert "--pass: 'a b' is not a name" in says(
         await asyncio.to_thread(run, "publish", "tasks.jsonl", "--bus", nats_url, "--pass", "a b", cwd=tmp_path)
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("samples", 10_000_000), ("samples", 0), ("samples", 65_537), ("temperature", math.inf),
+        ("temperature", math.nan), ("temperature", -1.0), ("temperature", 1e30), ("deadline", 1e30),
+        ("deadline", math.inf), ("deadline", math.nan), ("deadline", 0.0),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_rollout_can_have_are_refused(option: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"^--{option}: .* is not "):
+        build_tasks([TaskInput("a", 1)], option_prefix="--", **{option: value})  # type: ignore[arg-type]
+
+
+async def test_a_mistaken_publish_is_taken_back_and_its_groups_are_given_up(
+    bus: Bus, nats_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(GOOD)
+    (tmp_path / "right.jsonl").write_text('{"id": "right", "input": 1}\n')
+    wrong = ("publish", "tasks.jsonl", "--samples", "300", "--bus", nats_url)
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    await asyncio.to_thread(run, "publish", "right.jsonl", "--bus", nats_url, cwd=tmp_path)
+    await asyncio.to_thread(run, *wrong, cwd=tmp_path)
+    async with bus.pull(runner_consumer("default", "train"), slots=2) as puller:
+        await (await anext(puller)).ack(sync=True)  # the right one
+        await (await anext(puller)).ack(sync=True)
+    taken = await asyncio.to_thread(run, *wrong, "--take-back", cwd=tmp_path)
+    assert taken.stdout == "299 of 300 rollouts taken back\n" and await num_tasks(bus) == 0
+    groups = GroupBuffer(60.0, lambda rollout: rollout.reward is not None)
+    assembler = Assembler()
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(STORE_TRAIN, 64) as puller:
+        for _ in range(299):
+            message = await anext(puller)
+            rollout = assembler.add(message.decode_as(SpanBatch), message.sequence)
+            assert rollout is not None and rollout.outcome == "preempted"
+            groups.add(rollout, 0.0)
+            await message.ack()
+    assert groups.waiting == 1, "the sample that a runner finished is waited for"
+    again = await asyncio.to_thread(run, *wrong, "--take-back", cwd=tmp_path)
+    assert again.stdout == "0 of 300 rollouts taken back\n"
 
 
 async def test_columns_of_a_table_are_published_under_the_names_the_agent_reads(

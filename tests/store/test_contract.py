@@ -217,7 +217,7 @@ def test_a_step_stays_until_a_later_epoch_has_made_the_step_again(sql: Client) -
     steps = sql.query("SELECT step, epoch FROM training_steps WHERE run_id = 'undone' ORDER BY step").result_rows
     assert [tuple(row) for row in steps] == [(1, second.epoch), (2, again.epoch), (3, second.epoch)]
     trained = sql.query("SELECT DISTINCT step, epoch FROM training_rollouts WHERE run_id = 'undone' AND trained")
-    assert sorted(trained.result_rows) == [(1, second.epoch), (2, again.epoch), (3, second.epoch)]
+    assert sorted(map(tuple, trained.result_rows)) == [(1, second.epoch), (2, again.epoch), (3, second.epoch)]
     assert not sql.query("SELECT * FROM check_duplicate_training WHERE run_id = 'undone'").result_rows
 
 

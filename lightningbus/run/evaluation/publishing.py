@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, TypedDict, Unpack
 
 from lightningbus.bus.client import Bus
+from lightningbus.learner.rollouts.consumer import MAX_GROUP_SIZE
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, RolloutRequest
 from lightningbus.run.settings.policy_options import NAME
@@ -17,6 +18,10 @@ from lightningbus.tasks.task_publisher import TaskPublisher
 CHUNK_SIZE, MAX_CHUNKS_IN_FLIGHT = 64, 4
 """Samples that are recorded together, and how many such lots are on their way at once."""
 
+MAX_TEMPERATURE = 100.0
+"""Beyond it an answer is random text."""
+MAX_ROLLOUT_SECONDS = 30 * 86_400.0
+"""Longest rollout that can be asked for, in seconds."""
 MAX_ROLLOUT_CHARACTERS = 200
 """Longest rollout id, in characters: the limit of `lightningbus.schemas.base.Identifier`."""
 
@@ -82,8 +87,15 @@ def _check_request(request: RolloutRequest, pass_name: str, dash: str) -> None:
             f"{dash}evaluation names an evaluation, and {dash}mode train publishes training tasks: leave one of "
             "them out"
         )
-    if request.samples < 1:
-        raise UserError(f"{dash}samples: {request.samples} is less than 1")
+    if not 1 <= request.samples <= MAX_GROUP_SIZE:
+        raise UserError(f"{dash}samples: {request.samples} is not between 1 and {MAX_GROUP_SIZE}")
+    temperature = request.sampling.get("temperature", 0.0)
+    if not 0 <= temperature <= MAX_TEMPERATURE:
+        raise UserError(f"{dash}temperature: {temperature:g} is not between 0 and {MAX_TEMPERATURE:g}")
+    if not 0 < request.rollout_timeout <= MAX_ROLLOUT_SECONDS:
+        raise UserError(
+            f"{dash}deadline: {request.rollout_timeout:g} is not above 0 and at most {MAX_ROLLOUT_SECONDS:g} seconds"
+        )
     names = {"run": request.run, "agent": request.agent, "evaluation": request.evaluation, "pass": pass_name}
     for option, name in names.items():
         if not NAME.fullmatch(name) and (name or option in ("run", "agent")):

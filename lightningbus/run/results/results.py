@@ -46,6 +46,12 @@ COUNTS = {
     ),
 }
 """Queries of figures over all models of a run."""
+ALERTS = """
+SELECT reason FROM alerts WHERE role = 'learner' AND NOT resolved
+    AND fired_at >= (SELECT min(enqueued_at) FROM tasks WHERE run_id = {run_id:String})
+GROUP BY reason ORDER BY min(fired_at)
+"""
+"""Query of the alerts of learners while the run went on."""
 LAST_STEPS = """
 SELECT model, count(), argMax(if(mapContains(metrics, 'reward/mean'), metrics['reward/mean'], NULL), step)
 FROM training_steps WHERE run_id = {run_id:String} GROUP BY model
@@ -117,6 +123,9 @@ class Results(BaseModel):
     rollouts_trained_twice: int = Field(default=0, description="rollouts trained in two steps of a model; always 0")
     share_trained: float | None = Field(default=None, description="share of the training rollouts that were trained on")
     excluded: dict[str, int] = Field(default={}, description="training rollouts not trained on, by reason")
+    alerts: list[str] = Field(
+        default=[], description="alerts of the learners since the first task, in order: what to look at first"
+    )
     tokens_sampled: int = Field(default=0, description="tokens that engines sampled, evaluations included")
     tokens_trained: int = Field(default=0, description="tokens trained on")
     mean_staleness: float | None = Field(default=None, description="mean staleness of the trained tokens, in versions")
@@ -172,6 +181,7 @@ class Results(BaseModel):
                 "reward",
                 "cost",
                 "excluded",
+                "alerts",
                 *COUNTS,
                 *KEPT_TIMES,
                 *BEFORE_AND_AFTER,
@@ -268,6 +278,7 @@ class Results(BaseModel):
         self.count_steps(client)
         rows = client.query(EXCLUDED, parameters=parameters).result_rows
         self.excluded = dict(map(tuple, rows))
+        self.alerts = [sentence for (sentence,) in client.query(ALERTS, parameters=parameters).result_rows]
 
 
 def keep_changes(directory: Path, changes: Sequence[SettingChange]) -> None:

@@ -95,7 +95,8 @@ def report(result: JobResult) -> None:
 
 
 def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield warnings about a finished job, such as that few rollouts were trained on. Pure."""
+    """Yield warnings about a finished job: its learners' alerts, and that few rollouts were trained on. Pure."""
+    yield from figures.get("alerts") or []
     share, excluded = figures.get("share_trained"), figures.get("excluded") or {}
     if share is not None and share < FEW_TRAINED:
         often = sorted(excluded.items(), key=lambda each: -each[1])[:MAX_REASONS]

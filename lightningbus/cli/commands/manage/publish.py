@@ -64,15 +64,21 @@ def publish(
         float | None, typer.Option(min=0, help="sampling temperature of every model call [default: the agent's]")
     ] = None,
     deadline: Annotated[float, typer.Option(min=0.1, help="longest duration of a rollout, in seconds")] = 60.0,
+    take_back: Annotated[
+        bool,
+        typer.Option("--take-back", help="delete the tasks that this command published and no runner has finished"),
+    ] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="longest wait, in seconds, while the queue is full")] = 300.0,
     bus: BusOption = None,
 ) -> None:
     """Publish the tasks of a file or a data set; every row is checked before the first is sent.
 
-    Tasks that the bus has already are counted, not sent again. With --pass the same file makes new tasks.
+    Tasks that the bus has already are counted, not sent again. With --pass the same file makes new tasks. With
+    --take-back the same command takes its tasks back: the record says that they were given up, and learners go on.
     """
     from lightningbus.run.evaluation.publishing import build_tasks, publish_all
     from lightningbus.run.settings.policy_options import parse_prompt_versions, parse_role_models, parse_versions
+    from lightningbus.tasks.task_removal import take_back as take_back_tasks
 
     inputs = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
     expanded = exit_on_user_error(
@@ -95,6 +101,14 @@ def publish(
                 bar = progress.add_task("publishing", total=len(inputs) * samples)
                 return await publish_all(at, expanded, timeout, lambda: progress.advance(bar))
 
+    async def remove() -> int:
+        async with connect(bus, "publish", wait=CONNECT_SECONDS) as at:
+            await at.check_stream(subjects.TASKS)
+            return await take_back_tasks(at, expanded)
+
+    if take_back:
+        print(f"{run_async(remove())} of {len(inputs) * samples} rollouts taken back")
+        return
     new, there = run_async(send())
     if there:
         print(f"{new} of {new + there} published, {there} were there already: --pass NAME publishes them again")
