@@ -49,7 +49,7 @@ class PolicyAgreement:
         return self.settings.max_mismatch is not None and self.settings.engine.check_model
 
     def check(self, metrics: Mapping[str, float]) -> None:
-        """Judge a training step; raise `LearnerError` if it trained noise, or several in a row trained another policy."""
+        """Raise `LearnerError` if a step trained noise, or several steps in a row trained another policy."""
         if not self.has_bound or not is_comparable(metrics):
             return
         self._refuse_noise(metrics)

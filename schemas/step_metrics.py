@@ -299,8 +299,8 @@ STEP_METRICS: tuple[StepMetric, ...] = (
         "agreement/clipped_share",
         "clipped fresh tokens",
         "share",
-        "Share of the fresh tokens whose ratio of learner to engine is outside PPO's clip before the update; only where "
-        "the ratio is taken against the engine (bypass_mode).",
+        "Share of the fresh tokens whose ratio of learner to engine is outside PPO's clip before the update; only with "
+        "`bypass_mode`, whose ratio is against the engine.",
     ),
     StepMetric(
         "rollout_corr/kl", "drift to the engine, mean log-ratio", "nats", "Mean log-ratio of the engine to the learner."

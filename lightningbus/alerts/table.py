@@ -128,8 +128,8 @@ ALERT_RULES = {
         "learner", "Engine and learner differ on tokens that the newest version sampled.",
         f"{MAX_CLIPPED_SHARE:.0%} of at least {MIN_FRESH_TOKENS} tokens clipped, by three standard deviations; the "
         f"learner ends at {STOP_CLIPPED_SHARE:.0%} in {MAX_APART_STEPS} steps in a row",
-        "engine and learner compute different policies: of the tokens that the newest version sampled {share:.1%} have a "
-        "clipped ratio (k3 {k3:.2g} nats). Give inference.dtype, learner.weights.dtype and learner.engine.dtype one "
+        "engine and learner compute different policies: of the tokens that the newest version sampled {share:.1%} have "
+        "a clipped ratio (k3 {k3:.2g} nats). Give inference.dtype, learner.weights.dtype and learner.engine.dtype one "
         "number format, or set algorithm.rollout_correction.bypass_mode: false",
     ),
     "rewards_equal": AlertRule(
