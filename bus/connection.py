@@ -17,7 +17,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
 from lightningbus.bus.errors import BusError, CredentialsError
-from lightningbus.bus.jetstream.addresses import server_addresses, wants_tls, without_secrets
+from lightningbus.bus.jetstream.addresses import names_user, server_addresses, wants_tls, without_secrets
 from lightningbus.bus.jetstream.nats_client import FastReconnectClient
 from lightningbus.bus.jetstream.refusals import explain_refusal, is_lasting
 from lightningbus.bus.security import certificate_expiry
@@ -216,10 +216,10 @@ class Connection:
             self._connect_failed.set()
             if NO_INFO_ERROR in message and not self._has_user:
                 self._hint = TLS_HINT
-            self._fatal_error = self._fatal_error or explain_connect_error(error, self._credentials)
+            self._fatal_error = self._fatal_error or self._explain(error)
             if self._fatal_error:
                 raise CredentialsError(self._fatal_error)  # nats-py would retry for ever
-        elif self._is_established and (reason := explain_connect_error(error, self._credentials)):
+        elif self._is_established and (reason := self._explain(error)):
             self._record_auth_refusal(reason)
         if denied := PERMISSION_ERROR.search(message):
             self.permission_errors.append(message)
@@ -228,6 +228,10 @@ class Connection:
         if self._is_established and message != self._last_error:  # while it reconnects, once is enough
             self._last_error = message
             log.warning("bus: %s", message)
+
+    def _explain(self, error: Exception) -> str:
+        """Explain an error that a retry will not fix; empty if one might."""
+        return explain_connect_error(error, self._credentials, names_user(self.addresses))
 
     def _record_auth_refusal(self, reason: str) -> None:
         """Record that the server rejected us, and give up after `AUTH_RETRY_SECONDS`: the files may get new keys."""

@@ -5,6 +5,10 @@ from urllib.parse import urlsplit
 from lightningbus.bus.errors import AddressError
 
 SCHEMES = ("nats", "tls")
+BARE_SIGNS = (
+    "the bus address has signs in its user or password that end them there: percent-encode them, such as p%2Fw%23d for "
+    "p/w#d"
+)
 DEFAULT_URL = "nats://127.0.0.1:4222"
 """Address of a bus that nothing names."""
 
@@ -25,7 +29,28 @@ def without_secrets(urls: str) -> str:
     return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)
 
 
+def names_user(addresses: list[str]) -> bool:
+    """Return whether an address has a user with a password, or a token."""
+    return any("@" in address for address in addresses)
+
+
 def _check_address(url: str, urls: str) -> str:
+    try:
+        return _complete_address(url, urls)
+    except AddressError:
+        if _has_bare_signs(url, urls):
+            raise AddressError(BARE_SIGNS) from None  # Without any part of the address: it may be of the password.
+        raise
+
+
+def _has_bare_signs(url: str, urls: str) -> bool:
+    """Return whether a user or password may have signs that end it in an address, a comma too."""
+    user, mark, _ = url.rpartition("://")[2].rpartition("@")
+    following = urls.partition(url)[2].partition("://")[0] if url else ""
+    return any(sign in user for sign in "/?#@") if mark else "@" in following
+
+
+def _complete_address(url: str, urls: str) -> str:
     label = f"the bus address {without_secrets(urls)!r}"
     if not urls:
         raise AddressError(f"{label} is empty: it is nats://host:port, or tls://host:port")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import ParseResult, unquote
 
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
@@ -20,6 +21,36 @@ AUTH_ERRORS = ("authorization violation", "authentication")
 
 class PlaintextServerError(NatsError):
     """A server that should speak TLS does not."""
+
+
+class UserAddress(ParseResult):
+    """An address of a server, with a decoded user and password: nats-py sends them as they stand in the address.
+
+    Servers that a cluster names have the user of the address that was given.
+    """
+
+    _user: str | None = None
+    _password: str | None = None
+
+    @classmethod
+    def build(cls, address: ParseResult, owner: ParseResult) -> "UserAddress":
+        """Build the address with the user and password of ``owner``, which is encoded unless it is of this class."""
+        decode = str if isinstance(owner, UserAddress) else unquote
+        built = cls(*address)
+        built._user, built._password = (
+            decode(part) if part is not None else None for part in (owner.username, owner.password)
+        )
+        return built
+
+    @property
+    def username(self) -> str | None:
+        """The user, or a token where there is no password."""
+        return self._user
+
+    @property
+    def password(self) -> str | None:
+        """The password."""
+        return self._password
 
 
 class FastReconnectClient(NatsClient):
@@ -95,6 +126,9 @@ class FastReconnectClient(NatsClient):
             self.options["tls"] = options["tls"]
         if "nkeys_seed" in options or "user_credentials" in options:
             self._setup_nkeys_connect()  # reads the file, whose path has not changed
+        if not isinstance(s.uri, UserAddress):
+            named = [server.uri for server in self._server_pool if server.uri.username is not None]
+            s.uri = UserAddress.build(s.uri, s.uri if s.uri.username is not None else next(iter(named), s.uri))
         await super()._connect_to_server(s)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:

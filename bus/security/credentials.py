@@ -151,7 +151,7 @@ def _first_line(path: Path) -> str:
     return read_secret(path, "password").strip()
 
 
-def explain_connect_error(error: Exception, credentials: Credentials | None) -> str:
+def explain_connect_error(error: Exception, credentials: Credentials | None, is_user_in_address: bool = False) -> str:
     """Explain an error that a retry will not fix; empty if one might. ``credentials``: those that we sent."""
     if isinstance(error, CredentialsError):  # a file that is read again before each connection
         return str(error)
@@ -162,12 +162,14 @@ def explain_connect_error(error: Exception, credentials: Credentials | None) -> 
     if isinstance(error, ssl.SSLError) and any(mark in (error.reason or "") for mark in FATAL_TLS_REASONS):
         return f"TLS with it fails ({error.reason}): are server and client of the same `lightningbus bus create-users`?"
     if "authorization violation" in str(error).lower():
-        return f"it rejects unknown users, and {_explain_unknown_user(credentials)}"
+        return f"it rejects unknown users, and {_explain_unknown_user(credentials, is_user_in_address)}"
     return ""
 
 
-def _explain_unknown_user(credentials: Credentials | None) -> str:
-    """Name what the server compares: a certificate and its user's password, or a key."""
+def _explain_unknown_user(credentials: Credentials | None, is_user_in_address: bool) -> str:
+    """Name what the server compares: a user and password, a certificate and its user's password, or a key."""
+    if is_user_in_address and (credentials is None or not credentials.has_user):
+        return "it has no user of the name and password, or no such token, in its address"
     if credentials is None or not credentials.has_user:
         return f"it asks for a user: give --credentials, {HELP}"
     if credentials.password is not None:

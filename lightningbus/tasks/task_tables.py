@@ -2,8 +2,10 @@
 
 import csv
 import importlib
+import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,8 @@ from lightningbus.tasks.task_source import HUB_PREFIX, TaskSource
 MAX_CSV_FIELD_CHARACTERS = 64 * 1024 * 1024
 BATCH_ROWS = 256
 """Rows of Parquet that are converted at once."""
+INDEX_NAME = re.compile(r"__index_level_\d+__")
+"""Names of an index of pandas without one."""
 TASK_KEYS = ("id", "input", "labels")
 Row = Mapping[str, Any]
 
@@ -115,10 +119,20 @@ def _read_parquet(source: TaskSource) -> Iterator[Row]:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise ValueError(f"two columns of {', '.join(names)} have one name")
-            for batch in file.iter_batches(BATCH_ROWS, columns=_needed_columns(source, names)):
+            index = _index_columns(file.schema_arrow.metadata or {})
+            for batch in file.iter_batches(BATCH_ROWS, columns=_needed_columns(source, names, index)):
                 yield from _read_batch(batch)
     except _require("pyarrow").ArrowException as error:
         raise ValueError(f"it is not Parquet: {error}") from error
+
+
+def _index_columns(metadata: Mapping[bytes, bytes]) -> set[str]:
+    """Read the names of the columns that are an index of pandas and no field: pandas' metadata of the file has them."""
+    try:
+        columns = json.loads(metadata.get(b"pandas", b"{}"))["index_columns"]
+    except (ValueError, LookupError, TypeError):
+        return set()
+    return {name for name in columns if isinstance(name, str)} if isinstance(columns, list) else set()
 
 
 def _read_batch(batch: Any) -> Iterator[Row]:
@@ -168,11 +182,12 @@ def _load_dataset(datasets: ModuleType, name: str, source: TaskSource) -> Any:
         raise ValueError(f"the data set cannot be loaded: {shorten_line(str(reason), 300)}") from error
 
 
-def _needed_columns(source: TaskSource, names: list[str]) -> list[str]:
-    """List the columns that a task is made of, so that no other is read; all of them without a map."""
-    if not source.columns:
-        return names
+def _needed_columns(source: TaskSource, names: list[str], index: Collection[str] = ()) -> list[str]:
+    """List the columns that a task is made of, so that no other is read; without a map all but an ``index``."""
     wanted = {*source.columns.values(), *source.labels.values(), source.id or "id"}
+    if not source.columns:
+        is_index = [name in index or INDEX_NAME.fullmatch(name) for name in names]
+        return [name for name, left_out in zip(names, is_index, strict=True) if not left_out or name in wanted]
     return [name for name in names if any(column == name or column.startswith(f"{name}.") for column in wanted)]
 
 

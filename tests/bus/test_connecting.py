@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import socket
@@ -9,14 +10,18 @@ import subprocess
 import sys
 import threading
 import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import uvloop
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.embedded.nats_server import NatsServer, nats_server
+from lightningbus.bus.embedded.nats_server import NatsServer, find_server, free_port, nats_server
 from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.security.auth_refusals import AuthRefusals
 from lightningbus.bus.security.credentials import Credentials
@@ -73,12 +78,58 @@ async def test_tls_address_of_one_server_in_a_list_holds_for_all(tmp_path: Path)
         ("nats://127.0.0.1:4222,,nats://127.0.0.2:4222", "has an empty member"),
         ("nats://127.0.0.1:4222/path", "has more than host and port"),
         ("nats://[::1:4222", "is no address"),
+        ("nats://lb:hunter/22@127.0.0.1:4222", "percent-encode them, such as"),
+        ("nats://lb:hunter#22@127.0.0.1:4222", "percent-encode them, such as"),
+        ("nats://lb:hunter?22@127.0.0.1:4222", "percent-encode them, such as"),
+        ("nats://lb:hunter,22@127.0.0.1:4222", "percent-encode them, such as"),
+        ("lb:p@ss/w:rd#1?%41@127.0.0.1:4222", "percent-encode them, such as"),
+        ("nats://lb:hunter22@127.0.0.1:4222,nats://127.0.0.2:99999", "a port is a number from 1 to 65535"),
     ],
 )
 async def test_a_malformed_address_is_refused_at_once(address: str, sentence: str) -> None:
-    with pytest.raises(BusError, match=sentence):
+    with pytest.raises(BusError, match=sentence) as raised:
         async with Bus.connect(address, wait=60):
             pass
+    assert "hunter" not in str(raised.value)
+
+
+PASSWORDS = ["p@ss/w:rd#1?%41", "100%", "a,b c", "ü[]", "plain"]
+
+
+@asynccontextmanager
+async def asking_for(authorization: str, tmp_path: Path) -> AsyncIterator[str]:
+    """A server that asks every client for a user or token; yields host and port."""
+    port = free_port()
+    (tmp_path / "server.conf").write_text(f"host: 127.0.0.1\nport: {port}\nauthorization {{{authorization}}}\n")
+    server = await asyncio.create_subprocess_exec(find_server(), "-c", str(tmp_path / "server.conf"), stderr=PIPE)
+    assert server.stderr is not None
+    try:
+        while b"Server is ready" not in (line := await server.stderr.readline()):
+            assert line, "it ended"
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        await server.communicate()
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+async def test_a_password_in_the_address_is_percent_encoded(tmp_path: Path, password: str) -> None:
+    async with asking_for(f"user: lb, password: {json.dumps(password, ensure_ascii=False)}", tmp_path) as place:
+        async with Bus.connect(f"nats://lb:{quote(password, safe='')}@{place}", wait=HANG_SECONDS) as bus:
+            assert bus.nc.is_connected
+        for wrong in ("lb:wrong", "other:wrong", "token"):
+            with pytest.raises(CredentialsError, match="it has no user of the name and password") as raised:
+                async with Bus.connect(f"nats://{wrong}@{place}", wait=HANG_SECONDS):
+                    pass
+            assert "--credentials" not in str(raised.value) and "wrong" not in str(raised.value)
+
+
+async def test_a_token_in_the_address_is_percent_encoded(tmp_path: Path) -> None:
+    async with (
+        asking_for('token: "t@ken/1"', tmp_path) as place,
+        Bus.connect(f"nats://{quote('t@ken/1', safe='')}@{place}", wait=HANG_SECONDS) as bus,
+    ):
+        assert bus.nc.is_connected
 
 
 @pytest.mark.parametrize("address", ["http://x", "nats://user:hunter22@127.0.0.1:99999"])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 import pyarrow
 import pytest
 from hypothesis import given
@@ -115,3 +116,31 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, kind: str) -> None:
         path = write(tmp_path / "t.parquet", pyarrow.table([["a"], ["b"]], names=["q", "q"]))
     with pytest.raises(TaskFileError, match=r"have one name|'q' stands twice|Multiple matches .* q"):
         load_tasks(path if kind != "directory" else tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "directory"])
+@pytest.mark.parametrize(
+    ("index", "fields"),
+    [
+        (["x", "y"], {"q", "n"}),
+        (pandas.Index(["x", "y"], name="key"), {"q", "n"}),
+        (pandas.MultiIndex.from_tuples([("x", 1), ("y", 2)]), {"q", "n"}),
+        (pandas.RangeIndex(2), {"q", "n"}),
+    ],
+    ids=["without a name", "named", "two levels", "none"],
+)
+def test_an_index_of_pandas_is_no_field(tmp_path: Path, kind: str, index: Any, fields: set[str]) -> None:
+    if kind == "directory" and getattr(index, "name", None):
+        pytest.skip("Hugging Face's datasets do not keep which column was an index")
+    pandas.DataFrame({"q": ["a", "b"], "n": [1, 2]}, index=index).to_parquet(tmp_path / "t.parquet")
+    tasks = load_tasks(tmp_path / "t.parquet" if kind == "parquet" else tmp_path)
+    assert [set(task.input) for task in tasks] == [fields, fields]
+
+
+def test_an_index_may_be_named_and_one_that_is_called_id_is_the_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pandas.DataFrame({"q": ["a", "b"]}, index=pandas.Index(["x", "y"], name="id")).to_parquet(path)
+    assert [(task.id, task.input) for task in load_tasks(path)] == [("x", {"q": "a"}), ("y", {"q": "b"})]
+    pandas.DataFrame({"q": ["a", "b"]}, index=pandas.Index(["x", "y"], name="key")).to_parquet(path)
+    source = TaskSource(path=str(path), columns={"key": "key"})
+    assert [task.input for task in load_tasks(source)] == [{"key": "x"}, {"key": "y"}]
