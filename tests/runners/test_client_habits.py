@@ -81,8 +81,8 @@ async def test_ids_for_texts_are_the_agents_and_the_record_has_texts(
     more |= {"messages": [{"role": "user", "content": "x"}], "extra_body": {"return_tokens_as_token_ids": True}}
     answer = await desk.openai.chat.completions.create(**more)
     choices = [chunk.choices[0] async for chunk in answer if chunk.choices] if streamed else answer.choices
-    shown = [entry.token for choice in choices for entry in choice.logprobs.content]
-    assert shown == ["token_id:10", "token_id:11", "token_id:12"]
+    names = [entry.token for choice in choices for entry in choice.logprobs.content]
+    assert names == ["token_id:10", "token_id:11", "token_id:12"]
     (call,) = desk.calls
     assert call.token_texts == ("x", "x", "x")
     assert "return_tokens_as_token_ids" not in engine.requests[0]

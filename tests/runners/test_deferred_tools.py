@@ -21,7 +21,7 @@ BEGINNING = [
 ]
 
 
-def found(*names: str) -> dict[str, Any]:
+def refer_to(*names: str) -> dict[str, Any]:
     content = [{"type": "tool_reference", "tool_name": name} for name in names]
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": content}]}
 
@@ -32,7 +32,7 @@ def convert(tools: list[dict[str, Any]], *messages: dict[str, Any], **more: Any)
 
 def test_a_tool_that_was_found_is_text_of_the_result_and_the_list_stays() -> None:
     before = convert([SEARCH, PLACEHOLDER], *BEGINNING[:1])
-    after = convert([SEARCH, FETCH, PLACEHOLDER], *BEGINNING, found("WebFetch"))
+    after = convert([SEARCH, FETCH, PLACEHOLDER], *BEGINNING, refer_to("WebFetch"))
     assert after["tools"] == before["tools"]
     assert [tool["function"]["name"] for tool in after["tools"]] == ["ToolSearch"]
     assert after["messages"][:1] == before["messages"]
@@ -42,9 +42,9 @@ def test_a_tool_that_was_found_is_text_of_the_result_and_the_list_stays() -> Non
 
 def test_several_tools_are_found_line_by_line() -> None:
     other = {**FETCH, "name": "WebRead"}
-    *known, unknown = convert([SEARCH, FETCH, other], *BEGINNING, found("WebFetch", "WebRead", "Gone"))["messages"][2][
-        "content"
-    ].splitlines()
+    *known, unknown = convert([SEARCH, FETCH, other], *BEGINNING, refer_to("WebFetch", "WebRead", "Gone"))["messages"][
+        2
+    ]["content"].splitlines()
     assert [json.loads(line)["function"]["name"] for line in known] == ["WebFetch", "WebRead"]
     assert unknown == "The tool Gone is not among the tools of this request."
 
