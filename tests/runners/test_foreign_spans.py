@@ -35,7 +35,7 @@ def read(**fields: Any) -> Span:
     return converted
 
 
-def described(span: Span) -> tuple[str, str, str, str]:
+def described(span: Span) -> tuple[str, ...]:
     keys = payload_keys(span.attributes)
     payloads = (str(span.attributes.get(keys.get(label, ""), "")) for label in ("input", "output"))
     return kind_of(span.name, span.attributes), entity_name(span.name, span.attributes), *payloads
