@@ -57,3 +57,21 @@ def test_a_deferred_tool_that_has_to_be_called_is_in_the_list() -> None:
 def test_a_request_whose_tools_are_all_deferred_is_refused() -> None:
     with pytest.raises(ValueError, match="all tools have defer_loading"):
         convert([FETCH], *BEGINNING[:1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "field"),
+    [
+        ("bash_20250124", "bash", "command"),
+        ("text_editor_20250728", "str_replace_based_edit_tool", "old_str"),
+        ("memory_20250818", "memory", "old_path"),
+    ],
+)
+def test_a_tool_that_the_agent_runs_is_a_function(kind: str, name: str, field: str) -> None:
+    (tool,) = convert([{"type": kind, "name": name}], *BEGINNING[:1])["tools"]
+    assert tool["function"]["name"] == name and field in tool["function"]["parameters"]["properties"]
+
+
+def test_a_tool_that_runs_at_the_vendor_is_refused_by_its_type() -> None:
+    with pytest.raises(ValueError, match="a tool of type 'web_search_20250305' runs at the vendor, not here"):
+        convert([{"type": "web_search_20250305", "name": "web_search"}], *BEGINNING[:1])
