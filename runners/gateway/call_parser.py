@@ -9,6 +9,7 @@ from lightningbus.runners.protocol.dialects.registry import Api
 from lightningbus.runners.protocol.json_text import decode_json
 from lightningbus.runners.protocol.model_names import apply_alias, resolve_alias, resolve_model
 from lightningbus.runners.protocol.prompts import substitute
+from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.tasks import AUTO_MODEL
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,15 @@ class CallParser:
         substitution = substitute(call, running.prompts)
         dialect.call = substitution.call
         return dialect, substitution.versions
+
+    def parse_input(self, body: bytes, running: ActiveRollout, known: Collection[str], default: str) -> ChatRequest:
+        """Parse a request that samples nothing, such as one for embeddings; ``default`` is its model where it has none.
+
+        Raises as `parse`.
+        """
+        fields = decode_json(body)
+        call = ChatRequest.parse({"model": default, **fields} if isinstance(fields, dict) else fields, chat=False)
+        return resolve_model(resolve_alias(call, self._aliases, {*known, AUTO_MODEL}), running.task)
 
     def _tell_left_out(self, kinds: Collection[str]) -> None:
         """Log each type of tool or content that models do not get, once."""

@@ -39,7 +39,7 @@ class ApiError(Exception):
 
 def limit(request: web.Request) -> int:
     """Return the largest decompressed body of a request, in bytes."""
-    is_telemetry = "signal" in request.match_info or request.path.endswith("/events")
+    is_telemetry = "signal" in request.match_info or request.path.endswith(("/events", "/otlp"))
     return MAX_BYTES if is_telemetry else MAX_REQUEST_BYTES
 
 

@@ -41,6 +41,7 @@ from lightningbus.runners.gateway.engines.upstream import (
 )
 from lightningbus.runners.gateway.external.external_call import ExternalCallHandler
 from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.external.external_input import DEFAULT_MODELS, ExternalInputHandler
 from lightningbus.runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
 from lightningbus.runners.gateway.requests import (
     IN_FLIGHT_KEY,
@@ -71,6 +72,13 @@ MAX_INLINE_BYTES = 8192
 """Largest telemetry parsed in the event loop: for so little, handing it to a thread would take longer."""
 MAX_INLINE_CALL_BYTES = 64 * 1024
 """Largest model call or event parsed in the event loop."""
+UNSERVED = {
+    "responses/compact": "send the whole input, or let the agent summarise it by a model call of its own",
+    "conversations{rest:.*}": (
+        "no conversation is kept here; use a session that the client keeps, such as SQLiteSession of openai-agents"
+    ),
+}
+"""Routes of vendors that need a service which keeps state, and what to use instead."""
 Decoded = TypeVar("Decoded")
 SLOT_KEY = web.RequestKey("slot", Slot)
 """Key of the slot that a request's key belongs to."""
@@ -124,11 +132,19 @@ class Gateway:
         self._app.on_response_prepare.append(close_unless_kept)
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
-        self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
+        # Clients of Messages add /v1 to their base URL, or expect it there.
+        self._app.router.add_post("/slot/{k}/messages", partial(self._call, APIS["messages"]))
+        for version in ("", "/v1"):
+            self._app.router.add_post(f"/slot/{{k}}{version}/messages/count_tokens", self._count)
+        for path in DEFAULT_MODELS:
+            self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._pass_on, path))
+        for path, sentence in UNSERVED.items():
+            self._app.router.add_route("*", f"/slot/{{k}}/v1/{path}", partial(self._refuse, sentence))
         self._app.router.add_get("/slot/{k}/v1/models", self._models)
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
         self._app.router.add_get("/slot/{k}/v1/prompts/{name}", self._prompt)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
+        self._app.router.add_post("/slot/{k}/otlp", self._otlp)  # some exporters add no path for the signal
         for path in ("events", "v1/events"):
             self._app.router.add_post(f"/slot/{{k}}/{path}", self._event)
         self.upstream: Upstream
@@ -143,6 +159,7 @@ class Gateway:
         self.upstream = Upstream(self._fleet, self._session, self._inference_api_key, self._sticky_weight_version)
         self._handler = ModelCallHandler(self.upstream, self._send, self._token_in_token_out)
         self._external = ExternalCallHandler(self.endpoints, self._send)
+        self._external_input = ExternalInputHandler(self.endpoints, self._send)
         await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:
             slot.base_url = f"http://{address}/slot/{slot.number}"
@@ -198,6 +215,21 @@ class Gateway:
             body = translate_error(api, refused.status, refused.body, str(refused))
             return web.Response(status=refused.status, body=body, content_type="application/json")
 
+    async def _pass_on(self, path: str, request: web.Request) -> web.Response:
+        """Have an external endpoint answer a request that samples nothing."""
+        slot, running = self._running(request)
+        body = await read_limited_body(request)
+        with raise_on_malformed():
+            call = self._calls.parse_input(body, running, self._models_for(slot), DEFAULT_MODELS[path])
+        try:
+            with _map_upstream_errors(running):
+                return await self._external_input.handle(request, running, call, path)
+        except UpstreamRejectedError as refused:
+            return web.Response(status=refused.status, body=refused.body, content_type="application/json")
+
+    async def _refuse(self, sentence: str, request: web.Request) -> web.Response:
+        raise ApiError(404, "unknown_url", f"{request.method} {request.path} is not served: {sentence}")
+
     async def _count(self, request: web.Request) -> web.Response:
         """Count the tokens of a prompt without sending it, for Anthropic's clients."""
         slot, running = self._running(request)
@@ -221,14 +253,21 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.Response:
         models = sorted(self._models_for(request[SLOT_KEY]))
-        return web.json_response({"object": "list", "data": [_model_card(model) for model in models]})
+        return web.json_response({"object": "list", "data": [self._describe(model, model) for model in models]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
         known = self._models_for(request[SLOT_KEY])
-        if self._calls.model_of(name, known) not in known:
+        model = self._calls.model_of(name, known)
+        if model not in known:
             raise ApiError(404, "model_not_found", f"model {name!r} is not served")
-        return web.json_response(_model_card(name))
+        return web.json_response(self._describe(name, model))
+
+    def _describe(self, name: str, model: str) -> dict[str, Any]:
+        """Describe a model by the name that the agent has for it, with its context as vLLM and Anthropic say it."""
+        card = {"id": name, "object": "model", "created": 0, "owned_by": "lightningbus"}
+        length = self.upstream.find_context(model)
+        return card if length is None else {**card, "max_model_len": length, "max_input_tokens": length}
 
     def _models_for(self, slot: Slot) -> set[str]:
         """List the models that answer now, and those that the rollout's task may call."""
@@ -246,7 +285,7 @@ class Gateway:
         raise ApiError(404, "prompt_not_found", f"this agent has no prompt {name!r}; these are: {known}")
 
     async def _otlp(self, request: web.Request) -> web.Response:
-        signal, kind = request.match_info["signal"], request.content_type
+        signal, kind = request.match_info.get("signal", "traces"), request.content_type
         if signal not in otlp.SIGNALS:
             return otlp.error_response(404, kind, f"OTLP has no signal {signal!r}")
         slot, running = self._running(request)
@@ -329,7 +368,3 @@ def _map_upstream_errors(running: ActiveRollout) -> Iterator[None]:
     except NoNodeAvailableError as error:
         running.recorder.infra_error = running.recorder.infra_error or str(error)
         raise ApiError(504, "timeout", str(error)) from error
-
-
-def _model_card(model: str) -> dict[str, Any]:
-    return {"id": model, "object": "model", "created": 0, "owned_by": "lightningbus"}

@@ -47,6 +47,8 @@ class ModelFormat:
     renders_tool_results: bool = True
     """Messages of tools."""
     reads_images: bool = True
+    renders_names: bool = True
+    """Names of those who speak, in messages of one role."""
 
 
 def probes() -> dict[str, tuple[list[Any], list[Any]]]:
@@ -70,6 +72,7 @@ def probes() -> dict[str, tuple[list[Any], list[Any]]]:
             [user, _call("red"), {**result, "content": "four"}],
         ),
         "reads_images": (with_image, [_message("user", "one")]),
+        "renders_names": ([{**user, "name": "red"}], [{**user, "name": "blue"}]),
     }
 
 
@@ -90,6 +93,8 @@ def needed_fields(messages: Sequence[Any]) -> frozenset[str]:
         fields.add("renders_tool_calls")
     if has_images(messages):
         fields.add("reads_images")
+    if any(isinstance(message, dict) and message.get("name") for message in messages):
+        fields.add("renders_names")
     return frozenset(fields)
 
 

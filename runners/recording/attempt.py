@@ -236,6 +236,11 @@ class AttemptRecorder:
             size = f"{prompt_tokens} + {response_tokens} tokens"
             self.unrecordable_reason = f"model call {index} of {size} cannot be recorded: {refusal.sentence}"
 
+    def add_external(self, span: Span) -> None:
+        """Record a call of an endpoint that samples nothing, such as one for embeddings; its tokens have a price."""
+        self._costs.add_call(span, is_external=True)
+        self._keep(span)
+
     def flush(self) -> None:
         """Close the present batch, if it has spans."""
         if self._pending:

@@ -275,11 +275,11 @@ async def test_a_tool_parser_that_does_not_fit_the_template_is_named_beside_one_
     node = node_of(make_model(tmp_path / "model", lambda _: template), tmp_path, tool_parser=parser)
     async with scripted_vllm(node, ["policy"]) as server:
         try:
-            found = await find_misfit(server, node, "policy")
+            misfit = await find_misfit(server, node, "policy")
         except UnfitCallError as error:
-            found = str(error)
-    assert sentence in found and found.startswith(f"inference.tool_parser: {parser!r} does not" if sentence else "")
-    assert bool(found) == bool(sentence), found
+            misfit = str(error)
+    assert sentence in misfit and misfit.startswith(f"inference.tool_parser: {parser!r} does not" if sentence else "")
+    assert bool(misfit) == bool(sentence), misfit
 
 
 AGENTS = """

@@ -54,6 +54,8 @@ class ScriptedEndpoint:
         self.peers: set[Any] = set()
         """Client ends of the connections that requests came by."""
         self.newline, self.done = "\n", True
+        self.embedded: dict[str, Any] = {}
+        """The answer to requests for embeddings and moderations."""
         self.url = ""
         self.close: Callable[[], Awaitable[None]]
 
@@ -72,6 +74,8 @@ class ScriptedEndpoint:
             return web.json_response(error, status=int(fault), headers={"Retry-After": "0"})
         if fault == "no JSON":
             return web.Response(text="<html>")
+        if request.path.endswith(("/embeddings", "/moderations")):
+            return web.json_response(self.embedded)
         is_chat = request.path.endswith("/chat/completions")
         if body.get("stream"):
             return await self._stream(request, fault, is_chat)
@@ -146,7 +150,8 @@ async def serving_endpoint() -> AsyncIterator[ScriptedEndpoint]:
     endpoint = ScriptedEndpoint()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.answer)
-    app.router.add_post("/v1/completions", endpoint.answer)
+    for path in ("completions", "embeddings", "moderations"):
+        app.router.add_post(f"/v1/{path}", endpoint.answer)
     async with TestServer(app) as server:
         endpoint.url, endpoint.close = str(server.make_url("/v1")), server.close
         yield endpoint

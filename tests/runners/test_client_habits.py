@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from lightningbus.bus.client import Bus
+from tests.runners.chat_templates import ANYWHERE, RenderingEngine
 from tests.runners.conftest import PROMPT, ScriptedEngine
 from tests.runners.test_dialects import SAYING, Desk, opened
 
@@ -81,8 +82,37 @@ async def test_ids_for_texts_are_the_agents_and_the_record_has_texts(
     more |= {"messages": [{"role": "user", "content": "x"}], "extra_body": {"return_tokens_as_token_ids": True}}
     answer = await desk.openai.chat.completions.create(**more)
     choices = [chunk.choices[0] async for chunk in answer if chunk.choices] if streamed else answer.choices
-    shown = [entry.token for choice in choices for entry in choice.logprobs.content]
-    assert shown == ["token_id:10", "token_id:11", "token_id:12"]
+    names = [entry.token for choice in choices for entry in choice.logprobs.content]
+    assert names == ["token_id:10", "token_id:11", "token_id:12"]
     (call,) = desk.calls
     assert call.token_texts == ("x", "x", "x")
     assert "return_tokens_as_token_ids" not in engine.requests[0]
+
+
+FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in ("add", "sub")]
+
+
+def allow(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_a_chat_has_the_tools_that_its_choice_allows(desk: Desk, engine: ScriptedEngine) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "tools": FUNCTIONS}
+    for choice in (allow("add"), allow("sub", mode="required"), allow("gone")):
+        assert (await post(desk, "chat/completions", **chat, tool_choice=choice))[0] == 200
+    offered = [(request.get("tools"), request.get("tool_choice")) for request in engine.requests]
+    assert offered == [(FUNCTIONS[:1], "auto"), (FUNCTIONS[1:], "required"), (None, None)]
+    status, _, text = await post(desk, "chat/completions", **chat, tool_choice=allow("gone", mode="required"))
+    assert status == 400 and "requires one of its allowed tools" in text
+
+
+@pytest.mark.parametrize(("template", "is_told"), [(ANYWHERE, True), (ANYWHERE.replace("m.role", "m.name"), False)])
+async def test_names_that_a_template_leaves_out_are_told_once(
+    bus: Bus, template: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [{"role": "user", "name": name, "content": "x"} for name in ("Ann", "Bob")]
+    async with RenderingEngine(template).serving(bus), opened(bus) as desk:
+        for _ in range(2):
+            assert (await post(desk, "chat/completions", messages=messages))[0] == 200
+    assert caplog.text.count("policy does not read the `name` of messages") == is_told

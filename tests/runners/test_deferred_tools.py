@@ -21,7 +21,7 @@ BEGINNING = [
 ]
 
 
-def found(*names: str) -> dict[str, Any]:
+def refer_to(*names: str) -> dict[str, Any]:
     content = [{"type": "tool_reference", "tool_name": name} for name in names]
     return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": content}]}
 
@@ -32,7 +32,7 @@ def convert(tools: list[dict[str, Any]], *messages: dict[str, Any], **more: Any)
 
 def test_a_tool_that_was_found_is_text_of_the_result_and_the_list_stays() -> None:
     before = convert([SEARCH, PLACEHOLDER], *BEGINNING[:1])
-    after = convert([SEARCH, FETCH, PLACEHOLDER], *BEGINNING, found("WebFetch"))
+    after = convert([SEARCH, FETCH, PLACEHOLDER], *BEGINNING, refer_to("WebFetch"))
     assert after["tools"] == before["tools"]
     assert [tool["function"]["name"] for tool in after["tools"]] == ["ToolSearch"]
     assert after["messages"][:1] == before["messages"]
@@ -42,9 +42,9 @@ def test_a_tool_that_was_found_is_text_of_the_result_and_the_list_stays() -> Non
 
 def test_several_tools_are_found_line_by_line() -> None:
     other = {**FETCH, "name": "WebRead"}
-    *known, unknown = convert([SEARCH, FETCH, other], *BEGINNING, found("WebFetch", "WebRead", "Gone"))["messages"][2][
-        "content"
-    ].splitlines()
+    *known, unknown = convert([SEARCH, FETCH, other], *BEGINNING, refer_to("WebFetch", "WebRead", "Gone"))["messages"][
+        2
+    ]["content"].splitlines()
     assert [json.loads(line)["function"]["name"] for line in known] == ["WebFetch", "WebRead"]
     assert unknown == "The tool Gone is not among the tools of this request."
 
@@ -57,3 +57,21 @@ def test_a_deferred_tool_that_has_to_be_called_is_in_the_list() -> None:
 def test_a_request_whose_tools_are_all_deferred_is_refused() -> None:
     with pytest.raises(ValueError, match="all tools have defer_loading"):
         convert([FETCH], *BEGINNING[:1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "field"),
+    [
+        ("bash_20250124", "bash", "command"),
+        ("text_editor_20250728", "str_replace_based_edit_tool", "old_str"),
+        ("memory_20250818", "memory", "old_path"),
+    ],
+)
+def test_a_tool_that_the_agent_runs_is_a_function(kind: str, name: str, field: str) -> None:
+    (tool,) = convert([{"type": kind, "name": name}], *BEGINNING[:1])["tools"]
+    assert tool["function"]["name"] == name and field in tool["function"]["parameters"]["properties"]
+
+
+def test_a_tool_that_runs_at_the_vendor_is_refused_by_its_type() -> None:
+    with pytest.raises(ValueError, match="a tool of type 'web_search_20250305' runs at the vendor, not here"):
+        convert([{"type": "web_search_20250305", "name": "web_search"}], *BEGINNING[:1])

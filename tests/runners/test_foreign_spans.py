@@ -35,7 +35,7 @@ def read(**fields: Any) -> Span:
     return converted
 
 
-def described(span: Span) -> tuple[str, str, str, str]:
+def described(span: Span) -> tuple[str, ...]:
     keys = payload_keys(span.attributes)
     payloads = (str(span.attributes.get(keys.get(label, ""), "")) for label in ("input", "output"))
     return kind_of(span.name, span.attributes), entity_name(span.name, span.attributes), *payloads
@@ -71,8 +71,8 @@ def test_input_and_output_in_events_are_those_of_the_tool() -> None:
     ]
     of_tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "sum"}
     assert described(read(attributes=texts(of_tool), events=events)) == ("tool", "sum", '{"a": 1}', '[{"text": "2"}]')
-    given = {**of_tool, "gen_ai.tool.call.arguments": "3"}
-    assert described(read(attributes=texts(given), events=events))[2] == "3", "an attribute has precedence"
+    with_arguments = {**of_tool, "gen_ai.tool.call.arguments": "3"}
+    assert described(read(attributes=texts(with_arguments), events=events))[2] == "3", "an attribute has precedence"
     chat = read(attributes=texts({"gen_ai.operation.name": "chat"}), events=events)
     assert "gen_ai.tool.call.result" not in chat.attributes
 

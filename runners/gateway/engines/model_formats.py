@@ -23,6 +23,8 @@ class ModelFormats:
         self._upstream = upstream
         self._known: dict[tuple[str, str], bool] = {}  # by model and field of its format
         self._probing: dict[str, asyncio.Lock] = {}
+        self._nameless: set[str] = set()
+        """Models that were said not to read names."""
 
     async def adapt(self, context: CallContext, body: dict[str, Any]) -> dict[str, Any]:
         """Put the messages of a request into the form that its model renders.
@@ -34,6 +36,12 @@ class ModelFormats:
         if not isinstance(messages, list) or body.get("chat_template"):
             return body
         model_format = await self._find_format(context, needed_fields(messages))
+        if not model_format.renders_names and context.model not in self._nameless:
+            self._nameless.add(context.model)
+            log.warning(
+                "%s does not read the `name` of messages: its chat template leaves names out; put them into the texts",
+                context.model,
+            )
         return {**body, "messages": adapt_messages(messages, model_format)}
 
     async def tokenize(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:

@@ -151,6 +151,11 @@ class Upstream:
         self._known_models |= {node.model for node in self._fleet.members() if node.model}
         return self._known_models
 
+    def find_context(self, model: str) -> int | None:
+        """Return the shortest context, in tokens, of a model's nodes; None: they report none."""
+        lengths = [node.status.get("max_model_len") for node in self._fleet.members() if node.model == model]
+        return min((length for length in lengths if isinstance(length, int)), default=None)
+
     @property
     def called_nodes(self) -> Collection[str]:
         """Ids of the nodes at which calls of this runner are open."""

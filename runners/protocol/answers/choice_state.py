@@ -12,7 +12,7 @@ from lightningbus.schemas.text import replace_surrogates
 
 
 def name_token(token_id: int) -> str:
-    """Write a token by its id, as vLLM does for ``return_tokens_as_token_ids``."""
+    """Write a token by its id, as vLLM does on request."""
     return f"token_id:{token_id}"
 
 

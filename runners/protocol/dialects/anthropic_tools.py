@@ -4,10 +4,64 @@ Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/tool-search
 """
 
 import json
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from lightningbus.runners.protocol.request_fields import MESSAGES_TOOL
+
+DATE = re.compile(r"_\d{8}$")
+"""Suffix of the type of a tool that the vendor's models know."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A tool that the agent runs, whose description and schema the vendor's models know by heart."""
+
+    description: str
+    properties: dict[str, dict[str, Any]]
+    required: tuple[str, ...] = ()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of its input."""
+        return {"type": "object", "properties": self.properties, "required": list(self.required)}
+
+
+def _texts(*names: str) -> dict[str, dict[str, Any]]:
+    return {name: {"type": "string"} for name in names}
+
+
+LINES = {
+    "insert_line": {"type": "integer", "description": "line after which the text is inserted; 0: at the beginning"},
+    "view_range": {"type": "array", "items": {"type": "integer"}, "description": "first and last line to view"},
+}
+CLIENT_TOOLS = {
+    "bash": ClientTool(
+        "Run a command in a shell that keeps its state.",
+        {**_texts("command"), "restart": {"type": "boolean", "description": "start the shell anew"}},
+    ),
+    "text_editor": ClientTool(
+        "View, create and edit files.",
+        {
+            "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
+            **_texts("path", "file_text", "old_str", "new_str", "insert_text"),
+            **LINES,
+        },
+        ("command", "path"),
+    ),
+    "memory": ClientTool(
+        "View, create, edit, rename and delete the files of a memory that outlasts the conversation.",
+        {
+            "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
+            **_texts("path", "file_text", "old_str", "new_str", "insert_text", "old_path", "new_path"),
+            **LINES,
+        },
+        ("command",),
+    ),
+}
+"""By their type without the date. Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview."""
 
 
 class MessagesTools:
@@ -47,8 +101,11 @@ class MessagesTools:
 
 
 def _to_function(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
-        raise ValueError("a tool of the vendor's runs there, not here; give the agent one of its own")
+    kind = str(tool.get("type") or "custom") if isinstance(tool, dict) else ""
+    if (known := CLIENT_TOOLS.get(DATE.sub("", kind))) is not None:
+        tool = {"name": tool.get("name"), "description": known.description, "input_schema": known.schema}
+    elif kind != "custom":
+        raise ValueError(f"a tool of type {kind[:80]!r} runs at the vendor, not here; give the agent one of its own")
     MESSAGES_TOOL.check_known(tool)
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
     function["strict"] = tool.get("strict")

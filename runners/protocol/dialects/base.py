@@ -47,7 +47,7 @@ class OpenAIDialect:
 
     def __init__(self, body: Any, chat: bool) -> None:
         """Parse a request; raise ValueError with a sentence for the agent."""
-        self.call = ChatRequest.parse(body, chat)
+        self.call = ChatRequest.parse(_choose_allowed(body) if chat else body, chat)
         self.left_out: tuple[str, ...] = ()
         self.tells_full_context_in_stream = False
 
@@ -58,6 +58,20 @@ class OpenAIDialect:
     def events(self) -> "OpenAIEncoder":
         """Return an encoder that leaves chunks as they are."""
         return OpenAIEncoder()
+
+
+def _choose_allowed(body: Any) -> Any:
+    """Leave out the tools of a chat that its ``tool_choice`` does not allow, which engines do not know."""
+    choice = body.get("tool_choice") if isinstance(body, dict) else None
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return body
+    allowed = choice["allowed_tools"]
+    names = {tool["function"]["name"] for tool in allowed.get("tools") or ()}
+    tools = [tool for tool in body.get("tools") or () if tool["function"]["name"] in names]
+    if not tools and allowed.get("mode") == "required":
+        raise ValueError("tool_choice requires one of its allowed tools, and the request has none of them")
+    rest = {name: value for name, value in body.items() if name not in ("tool_choice", "tools")}
+    return {**rest, "tools": tools, "tool_choice": allowed.get("mode") or "auto"} if tools else rest
 
 
 class OpenAIEncoder:

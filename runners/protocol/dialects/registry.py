@@ -55,7 +55,8 @@ APIS = {
 def find_api(path: str) -> Api:
     """Find the API of a request's path; OpenAI's for any other."""
     behind = path.partition("/v1/")[2]
-    return APIS.get(behind, APIS["messages" if behind.startswith("messages") else "chat/completions"])
+    is_messages = behind.startswith("messages") or path.endswith(("/messages", "/messages/count_tokens"))
+    return APIS.get(behind, APIS["messages" if is_messages else "chat/completions"])
 
 
 def translate_error(api: Api, status: int, body: bytes, message: str) -> bytes:
