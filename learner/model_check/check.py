@@ -14,6 +14,7 @@ from lightningbus.learner.model_check.agreement import (
     mean_difference,
 )
 from lightningbus.learner.model_check.computation_file import CheckedComputation, read_computation, write_computation
+from lightningbus.learner.model_check.lengths import SHORT, find_lengths
 from lightningbus.learner.model_check.memory import find_shortage
 from lightningbus.learner.model_check.model_files import find_missing_tensors
 from lightningbus.learner.model_check.probe import make_probe
@@ -123,6 +124,7 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     if shortage := find_shortage(path):
         log.warning("the model is not compared with transformers' own: %s", shortage)
         return ModelCheck(settings, _with_computation(settings, device, None))
+    short = _ShortLengths(path, settings.seq_len)
     try:
         reference = ReferenceModel(path)
         vocabulary_size = find_vocabulary_size(path) or reference.vocabulary_size
@@ -130,7 +132,7 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
         log_probs = reference.log_probs(rows)
     except Exception as error:  # a model's code may raise anything
         raise ModelCheckError(f"{path} cannot be trained: {_describe(error)}") from error
-    chosen = _choose_computation(settings.engine, device, _Differences(reference, rows, log_probs))
+    chosen = _choose_computation(settings.engine, device, _Differences(reference, rows, log_probs), short)
     shares = chosen == COMPUTATIONS[0] and _shares_prefixes(settings.engine, reference, rows)
     rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
     checked_settings = _with_computation(settings, device, chosen, shares)
@@ -188,7 +190,34 @@ class _Differences:
         return (computation for computation in computations if self[computation] <= MAX_DIFFERENCE)
 
 
-def _choose_computation(engine: EngineSettings, device: str, differences: _Differences) -> Computation | None:
+class _ShortLengths:
+    """The computations that are right beyond the lengths of a configuration; all, if no row is that long.
+
+    The model is computed with its lengths made short, since a probe does not reach the published ones.
+    """
+
+    def __init__(self, path: Path, seq_len: int) -> None:
+        from transformers import AutoConfig
+
+        self.right: Sequence[Computation] = COMPUTATIONS
+        self.shortest = 0
+        """Shortest length that no probe reaches and a row may exceed; 0: there is none."""
+        try:
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            self.shortest = next((length for length in find_lengths(config) if SHORT < length < seq_len), 0)
+            if self.shortest:
+                reference = ReferenceModel(path, is_short=True)
+                rows = make_probe(path, find_vocabulary_size(path) or reference.vocabulary_size, seq_len)
+                differences = _Differences(reference, rows, reference.log_probs(rows))
+                self.right = list(differences.find_right(COMPUTATIONS))
+        except Exception as error:  # a model's code may raise anything
+            log.info("the model is not computed with short lengths: %s", _describe(error))
+            self.right = ()
+
+
+def _choose_computation(
+    engine: EngineSettings, device: str, differences: _Differences, short: _ShortLengths
+) -> Computation | None:
     if uses_flash_attention(engine, device):
         return None
     name, packed = engine.attn_implementation, engine.use_remove_padding
@@ -199,16 +228,22 @@ def _choose_computation(engine: EngineSettings, device: str, differences: _Diffe
         and packed in (None, computation.is_packed)
         and (engine.ulysses_sequence_parallel_size == 1 or computation == COMPUTATIONS[0])
     ]
-    if computation := next(differences.find_right(allowed), None):
+    candidates = [computation for computation in allowed if computation in short.right]
+    if computation := next(differences.find_right(candidates), None):
         if computation != allowed[0]:
             log.warning(
                 "%s computes this model wrong (%s): %s is used", allowed[0], differences[allowed[0]], computation
             )
         return computation
+    if right := next(differences.find_right(allowed), None):
+        raise ModelCheckError(
+            f"this model would be trained wrong: {right} computes it as transformers does up to {short.shortest} "
+            f"tokens, a length that its config.json names, and not beyond. Set seq_len: {short.shortest}"
+        )
     differing = "; ".join(
         f"{computation}: {differences[computation]:.3g} nats per token off" for computation in allowed
     )
-    right = next(differences.find_right(COMPUTATIONS), None)
+    right = next(differences.find_right(short.right), None)
     advice = f"set {right}" if right else "transformers computes rows of it together in no right way"
     raise ModelCheckError(f"this model would be trained wrong. {differing}. {advice}")
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lightningbus.learner.engine.adapters import make_lora_config
 from lightningbus.learner.engine.engines import find_model_class, name_sdpa
+from lightningbus.learner.model_check.lengths import shorten
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import TrainSequence
@@ -33,12 +34,17 @@ class Computation:
 class ReferenceModel:
     """A model on the CPU in float32, without dropout."""
 
-    def __init__(self, model_path: Path) -> None:
-        """Load the model; raises whatever transformers raises for one that it cannot load."""
+    def __init__(self, model_path: Path, *, is_short: bool = False) -> None:
+        """Load the model; raises whatever transformers raises for one that it cannot load.
+
+        ``is_short``: with the lengths of its configuration made short, see `lightningbus.learner.model_check.lengths`.
+        """
         from transformers import AutoConfig
 
         self._path = model_path
         self._config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        if is_short:
+            shorten(self._config)
         self._class = find_model_class(self._config)
         self._load(EAGER)
 
@@ -97,7 +103,7 @@ class ReferenceModel:
         import torch
 
         self._model: Any = self._class.from_pretrained(
-            self._path, dtype=torch.float32, attn_implementation=attention, local_files_only=True
+            self._path, config=self._config, dtype=torch.float32, attn_implementation=attention, local_files_only=True
         ).eval()
         self._attention = attention
 

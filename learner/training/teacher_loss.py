@@ -14,6 +14,8 @@ from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
 MAX_RATIO = 2.0
 """Largest weight of a token that the policy samples more often by now than the one that sampled it."""
+MAX_GAIN = 80.0
+"""Largest log-ratio of teacher and policy whose exponential float32 holds."""
 MIN_REMAINDER = 1e-6
 """Smallest probability of all tokens but the teacher's likeliest: float32 sums tell no smaller one."""
 TEACHER, BEHAVIOR, TEACHER_TOP = "teacher_log_probs", "behavior_log_probs", "teacher_top_log_probs"
@@ -50,8 +52,6 @@ def teacher_loss(model_output: Mapping[str, Any], data: Any, direction: Directio
     mean over tokens of pi is that of KL(pi, teacher). There tokens of another policy mu weigh min(pi / mu, `MAX_RATIO`)
     and the metric is the k3 estimate.
     """
-    from verl.trainer.ppo.core_algos import kl_penalty
-
     positions, weights = select_tokens(data, KL)
     now, teacher, behavior = (
         model_output["log_probs"].values()[positions - 1],
@@ -60,7 +60,8 @@ def teacher_loss(model_output: Mapping[str, Any], data: Any, direction: Directio
     )
     ratio = (now.detach() - behavior).exp().clamp(max=MAX_RATIO)
     surrogate = ratio * (now - teacher) ** 2 / 2
-    divergence = kl_penalty(now.detach(), teacher, "low_var_kl").clamp(min=0)  # rounding may give less than 0
+    gain = teacher - now.detach()
+    divergence = (gain.clamp(max=MAX_GAIN).expm1() - gain).clamp(min=0)  # verl's own is cut at 10; rounding is below 0
     if TEACHER_TOP in set(data.keys()):
         top = data[TEACHER_TOP].values()[positions]
         exact = coarse_divergence(model_output[TOP_LOG_PROBS].values()[positions - 1], top, direction)

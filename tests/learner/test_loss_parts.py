@@ -20,7 +20,15 @@ from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.loss_parts import Direction
 from lightningbus.learner.training.mini_batches import split_mini_batches
-from lightningbus.learner.training.teacher_loss import MAX_RATIO, MIN_REMAINDER, coarse_divergence
+from lightningbus.learner.training.teacher_loss import (
+    BEHAVIOR,
+    MAX_RATIO,
+    MIN_REMAINDER,
+    TEACHER,
+    coarse_divergence,
+    teacher_loss,
+)
+from lightningbus.learner.training.token_weights import KL
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.transitions.transitions import Transition, build_transitions
@@ -35,6 +43,18 @@ COEFFICIENTS = {"rl": 0.7, "ce": 0.4, "kl": 1.3}
 MIXES = [("rl",), ("ce",), ("kl",), ("rl", "ce"), ("rl", "kl"), ("ce", "kl"), ("rl", "ce", "kl")]
 MODES = ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"]
 Start = Callable[..., VerlTrainer]
+
+
+@pytest.mark.parametrize("gain", [-16.81, -30.0, -0.5, 0.0, 1.0, 4.0])
+def test_a_teacher_far_away_has_its_whole_divergence(gain: float) -> None:
+    """The k3 estimate of a sampled token is not cut at 10, which it is at a ratio of e^-11."""
+
+    def nested(*values: float) -> torch.Tensor:
+        return torch.nested.nested_tensor_from_jagged(torch.tensor(values), torch.tensor([0, len(values)]))
+
+    data = {KL: nested(0, 1.0), TEACHER: nested(0, -1 + gain), BEHAVIOR: nested(0, -1.0), "dp_size": 1}
+    _, divergence = teacher_loss({"log_probs": nested(-1.0, 0)}, data, "reverse")
+    assert float(divergence) == pytest.approx(np.expm1(gain) - gain, rel=1e-5, abs=1e-6)
 
 
 def transitions_of(rollouts: Sequence[Rollout], top_k: int = 0) -> dict[str, list[Transition]]:

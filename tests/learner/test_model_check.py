@@ -27,7 +27,7 @@ from lightningbus.learner.model_check.reference import EAGER, SDPA, ReferenceMod
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.schemas.weights.safetensors_header import PYTORCH, WHOLE
 from tests.families.__main__ import RESULTS
-from tests.families.families import FAMILIES, SIZES, save_tiny_model
+from tests.families.families import FAMILIES, SIZES, Family, save_tiny_model
 from tests.families.page import is_tested
 from tests.learner.computation_faults import FAULTS, make_faulty
 from tests.learner.conftest import settings_for, tiny_tokenizer
@@ -141,6 +141,36 @@ def test_packed_rows_that_see_each_other_are_refused_or_padded(
     assert trainer_for(save("llama"), tmp_path)._settings.engine.use_remove_padding is False
     with pytest.raises(ModelCheckError, match="use_remove_padding: false"):
         trainer_for(save("llama"), tmp_path, use_remove_padding=True, attn_implementation=SDPA)
+
+
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+LONG_ROWS = {"ppo_max_token_len_per_gpu": 1024}
+LENGTHY = [
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}, 512),
+    ("phi3", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 256, "sliding_window": None}, 256),
+]
+"""A family, changes to its configuration, and the length beyond which rows cannot be computed together."""
+
+
+@pytest.mark.parametrize(("family", "changes", "length"), LENGTHY)
+def test_a_length_that_no_probe_reaches_bounds_rows_that_are_computed_together(
+    tmp_path: Path, family: str, changes: dict[str, Any], length: int
+) -> None:
+    model = save_tiny_model(Family(family, {"max_position_embeddings": 512, **changes}), tmp_path / "model")
+    tiny_tokenizer(model)
+    fields: dict[str, Any] = {"checkpoint_dir": tmp_path, "engine": {"check_model": True}, "actor": LONG_ROWS}
+    assert check_model(settings_for(model, seq_len=length, **fields), "cpu").log_probs is not None
+    with pytest.raises(ModelCheckError, match=f"up to {length} tokens, .* not beyond. Set seq_len: {length}"):
+        check_model(settings_for(model, seq_len=length + 1, **fields), "cpu")
+
+
+def test_chunks_are_never_packed(tmp_path: Path) -> None:
+    config = {"attention_chunk_size": 256, "floor_scale": 64, "num_local_experts": 2, "intermediate_size_mlp": 256}
+    model = save_tiny_model(Family("llama4_text", config), tmp_path / "model")
+    tiny_tokenizer(model)
+    fields: dict[str, Any] = {"checkpoint_dir": tmp_path, "engine": {"check_model": True}, "actor": LONG_ROWS}
+    settings = check_model(settings_for(model, seq_len=512, **fields), "cpu").settings
+    assert settings.engine.use_remove_padding is False
 
 
 @pytest.mark.parametrize("fault", FAULTS)
