@@ -151,20 +151,20 @@ def _pair_marks(marks: Sequence[re.Match[str]]) -> Iterator[tuple[re.Match[str],
 
     An opening mark whose own closing one is missing goes with the next one, whatever is between them.
     """
-    own: dict[int, re.Match[str]] = {}
+    closings: dict[int, re.Match[str]] = {}
     open_marks: list[int] = []
     for index, mark in enumerate(marks):
         if mark[1] is not None:
             open_marks.append(index)
         elif open_marks:
-            own[open_marks.pop()] = mark
+            closings[open_marks.pop()] = mark
     following: re.Match[str] | None = None
     pairs = []
     for index in reversed(range(len(marks))):
         if marks[index][1] is None:
             following = marks[index]
         elif following is not None:
-            pairs.append((marks[index], own.get(index, following), index in own))
+            pairs.append((marks[index], closings.get(index, following), index in closings))
     yield from reversed(pairs)
 
 
