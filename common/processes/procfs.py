@@ -6,6 +6,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def children_of(pid: int) -> set[int]:
@@ -67,3 +68,12 @@ def pss_bytes(pid: int) -> int:
 def total_bytes(pids: Iterable[int]) -> int:
     """Measure the memory that processes take together, pages that they share counted once."""
     return sum(map(pss_bytes, pids))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Measure the CPU time that a process has used, all its threads together; 0 for one that is gone."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+    except (OSError, IndexError):
+        return 0.0

@@ -68,9 +68,9 @@ class ResourceLimits:
             return f"the agent had {len(tree)} processes; {self._describe('max_processes')}"
         if self.memory_limit_gib is None or sum(map(procfs.rss_bytes, tree)) <= self.memory_limit_gib * GIB:
             return ""  # Sums of RSS count shared pages more than once, and take no time.
-        total_gib = procfs.total_bytes(tree) / GIB
-        if total_gib > self.memory_limit_gib:
-            return f"the agent held {total_gib:.2f} GiB in {len(tree)} processes; {self._describe('memory_limit_gib')}"
+        memory_gib = procfs.total_bytes(tree) / GIB
+        if memory_gib > self.memory_limit_gib:
+            return f"the agent held {memory_gib:.2f} GiB in {len(tree)} processes; {self._describe('memory_limit_gib')}"
         return ""
 
     def explain_error(self, error: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from nats.aio.msg import Msg
 
 from lightningbus.bus.client import Bus
 from lightningbus.common.backoff import RetryPolicy
+from lightningbus.common.processes.subprocesses import kill_group, spawn
 from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
+from lightningbus.run.processes import members
 from lightningbus.run.processes.process_liveness import ProcessLiveness
 from lightningbus.run.processes.role_process import EX_TEMPFAIL
 from lightningbus.run.processes.stack import start_stack
@@ -234,6 +237,41 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
             assert f"ALERT  {reason}" in done.stdout and "expects store" in done.stdout
         alert = await asyncio.wait_for(alerts.get(), HANG_SECONDS)
         assert (alert.role, alert.resolved) == ("store", True)
+
+
+WORKS_THEN_HANGS = """
+import pathlib, sys, time
+while time.process_time() < 5: pass
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(3600)
+"""
+
+
+async def test_a_store_is_waited_for_while_its_process_works(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is for a process that does nothing, however long a busy machine takes to start it."""
+    monkeypatch.setattr(members, "STORE_SECONDS", 2.0)
+    supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), "nats://127.0.0.1:1")
+    done = tmp_path / "done"
+    process = await spawn(sys.executable, "-c", WORKS_THEN_HANGS, str(done))
+    supervisor._processes["store"] = process
+    try:
+        with pytest.raises(UserError, match=r"no store within 2 s, and its process does nothing: see store\.log"):
+            async with bus.fleet("store") as fleet:
+                await members.wait_for_store(fleet, supervisor, Path("store.log"))
+        assert done.exists()
+    finally:
+        await kill_group(process)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("limit", "clause"), [("4194304", "; memory is limited to 4.0 GiB here"), ("unlimited", "")])
+def test_a_limit_of_memory_is_named(limit: str, clause: str) -> None:
+    code = "from lightningbus.common.processes.memory_limit import describe_memory_limit as d; print(d())"
+    shell = ["sh", "-c", f'ulimit -v {limit}; exec "$0" -c "$1"', sys.executable, code]
+    done = subprocess.run(shell, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(clause) and bool(done.stdout.strip()) == bool(clause)
 
 
 def test_an_expected_role_is_absent_once_it_has_been_silent_or_never_came() -> None:

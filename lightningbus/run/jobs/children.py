@@ -13,9 +13,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.processes.members import (
     NODE_SECONDS,
     RUNNER_SECONDS,
-    STORE_SECONDS,
     is_running_runner,
-    is_store,
 )
 from lightningbus.run.processes.stack import LocalStack, child_specs
 from lightningbus.run.processes.supervisor import ChildSpec
@@ -41,7 +39,7 @@ async def start_children(
         await stack.supervisor.start(child)
     if ready is not None:
         await stack.or_child_failure(ready)
-    beat = await stack.wait_for_member(is_store, "store", STORE_SECONDS)
+    beat = await stack.wait_for_store()
     stack.write_endpoints(beat.address)
     store = settings.store or StoreSettings()  # one that the bus has already
     try:

@@ -29,7 +29,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import LiveView, console
 from lightningbus.run.display.notebook_view import choose_view
 from lightningbus.run.errors import UserError
-from lightningbus.run.processes.members import NODE_SECONDS, STORE_SECONDS, find_member, is_store
+from lightningbus.run.processes.members import NODE_SECONDS, find_member, wait_for_store
 from lightningbus.run.processes.process_liveness import LivenessWatch
 from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.processes.steps_left import check_steps_left
@@ -113,6 +113,10 @@ class LocalStack:
                 return await self.or_child_failure(find_member(self.fleet, fits))
         except TimeoutError:
             raise UserError(f"no {what} within {seconds:g} s: see {self.directory.path / 'logs'}") from None
+
+    async def wait_for_store(self) -> Heartbeat:
+        """Wait for the store's heartbeat; raise `UserError` if a child fails, or the store's process hangs."""
+        return await self.or_child_failure(wait_for_store(self.fleet, self.supervisor, self.directory.log("store")))
 
     async def wait_until_served(self, versions: Mapping[str, int]) -> None:
         """Wait for a node that serves the version of each model; raises as `wait_for_member`."""
@@ -245,7 +249,7 @@ async def run_roles(stack: LocalStack, settings: RunSettings, stop: asyncio.Even
     for child in child_specs(settings, stack.directory.path):
         await stack.supervisor.start(child)
     if settings.store is not None:
-        store = await stack.wait_for_member(is_store, "store", STORE_SECONDS)
+        store = await stack.wait_for_store()
         stack.write_endpoints(store.address)
     stack.view.set_phase("running; Ctrl-C stops")
     ends: list[Awaitable[object]] = [stop.wait()]

@@ -19,6 +19,8 @@ from pydantic import BaseModel
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.backoff import RetryPolicy
 from lightningbus.common.observability.logs import extract_message
+from lightningbus.common.processes import procfs
+from lightningbus.common.processes.memory_limit import describe_memory_limit
 from lightningbus.common.processes.priority import COMPUTING_NICENESS
 from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.common.role_settings import ModelRoleSettings
@@ -40,6 +42,8 @@ STABLE_AFTER_SECONDS = 5.0
 """Seconds after which a child that is killed or loses the bus counts as settled, which resets the count of restarts."""
 CRASH_SECONDS = 600.0
 """Seconds after which a child that exits by its own error counts as settled: loading a model takes minutes."""
+MIN_CPU_SHARE = 0.01
+"""Part of the time for which a process that works uses a core at least, on a busy machine too."""
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 COMPUTING_ROLES = ("learner", "inference", "auditor")
 
@@ -155,6 +159,17 @@ class Supervisor:
                 await asyncio.Event().wait()
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
+    async def wait_idle(self, name: str, seconds: float) -> None:
+        """Wait until a child has hardly used the CPU for so many seconds: it hangs. A missing child is idle."""
+        while True:
+            process = self._processes.get(name)
+            began = procfs.cpu_seconds(process.pid) if process is not None else 0.0
+            await asyncio.sleep(seconds)
+            if process is None or (
+                self._processes[name] is process and procfs.cpu_seconds(process.pid) - began < MIN_CPU_SHARE * seconds
+            ):
+                return
+
     async def stop(self, *names: str, seconds: float = STOP_SECONDS) -> None:
         """Ask children to end (SIGTERM), in the order given; end each by force after some seconds."""
         for name in names:
@@ -252,7 +267,8 @@ class Supervisor:
     def _describe_end(self, name: str, code: int) -> str:
         starts = self._starts[name]
         often = f", the last of {starts} starts" if starts > 1 else ""
-        return f"{name} ended with {code}{often}: {self._read_last_message(name)} (log: {self._directory.log(name)})"
+        message = f"{self._read_last_message(name)} (log: {self._directory.log(name)})"
+        return f"{name} ended with {code}{often}: {message}{describe_memory_limit()}"
 
     def _read_last_message(self, name: str) -> str:
         lines = self._directory.log(name).read_text(errors="replace").splitlines()

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
+from lightningbus.common.aio import run_unless
 from lightningbus.run.errors import UserError
-from lightningbus.run.processes.members import STORE_SECONDS, find_member, is_store
+from lightningbus.run.processes.members import find_member, is_store, wait_for_store
 from lightningbus.run.processes.supervisor import ChildSpec, Supervisor
 from lightningbus.run.run_data.run_bus import open_run_bus
 from lightningbus.run.run_directory import discovery
@@ -54,11 +55,8 @@ async def open_store(url: str | None, run: str | None, database: str, name: str)
             exits.push_async_callback(supervisor.stop_all)
             settings = StoreSettings(data_dir=directory.store, http_port=0, database=database)
             await supervisor.start(ChildSpec("store", "store", settings))
-            try:
-                async with asyncio.timeout(STORE_SECONDS):
-                    beat = await find_member(stores, is_store)
-            except TimeoutError:
-                raise UserError(f"no store within {STORE_SECONDS:g} s: see {directory.log('store')}") from None
+            starting = wait_for_store(stores, supervisor, directory.log("store"))
+            beat = await run_unless(supervisor.wait_for_failure(), starting)
         client = await asyncio.to_thread(connect, beat.address, database)
         exits.callback(client.close)
         yield OpenStore(bus, client, directory.run_id if directory is not None else run or "")
