@@ -33,7 +33,7 @@ def _texts(*names: str) -> dict[str, dict[str, Any]]:
     return {name: {"type": "string"} for name in names}
 
 
-LINES = {
+LINES: dict[str, dict[str, Any]] = {
     "insert_line": {"type": "integer", "description": "line after which the text is inserted; 0: at the beginning"},
     "view_range": {"type": "array", "items": {"type": "integer"}, "description": "first and last line to view"},
 }
