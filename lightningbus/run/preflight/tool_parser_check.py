@@ -27,8 +27,8 @@ async def find_fitting_parsers(engine: Engine, node: InferenceSettings, model: s
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     prompt = await template.render(chat)
     whole = await template.render({**chat, "messages": [QUESTION, answer]}, is_answered=True)
-    text = {"role": "assistant", "content": "Done"}
-    plain = await template.render({**chat, "messages": [QUESTION, text]}, is_answered=True)
+    done = {"role": "assistant", "content": "Done"}
+    plain = await template.render({**chat, "messages": [QUESTION, done]}, is_answered=True)
     if prompt is None or whole is None or plain is None:
         return None
     # A prompt may begin more of the answer, such as a thought, than the template writes for an earlier answer.
