@@ -21,14 +21,14 @@ MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
 
 def attributes_of_events(span_attributes: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the attributes that a span's events stand for, those of the last event of a name."""
-    payloads: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     is_tool = span_attributes.get(attributes.OPERATION) == "execute_tool"
     for event in events:
         fields = event["attributes"]
         if is_tool and event["name"] in TOOL_EVENTS:
             field, name = TOOL_EVENTS[event["name"]]
             if field in fields:
-                payloads[name] = fields[field]
+                values[name] = fields[field]
         elif event["name"] == DETAILS:
-            payloads |= {name: fields[name] for name in MESSAGES if name in fields}
-    return payloads
+            values |= {name: fields[name] for name in MESSAGES if name in fields}
+    return values

@@ -213,8 +213,8 @@ async def test_models_and_routes_are_known_or_said_not_to_be(desk: Desk) -> None
     assert (await desk.openai.models.retrieve("policy:writer")).id == "policy:writer"
     with pytest.raises(openai.NotFoundError, match="model 'other' is not served"):
         await desk.openai.models.retrieve("other")
-    with pytest.raises(openai.NotFoundError, match=r"POST .*/v1/embeddings is not served") as unknown:
-        await desk.openai.embeddings.create(model="policy", input="x")
+    with pytest.raises(openai.NotFoundError, match=r"POST .*/v1/images/generations is not served") as unknown:
+        await desk.openai.images.generate(model="policy", prompt="x")
     assert (unknown.value.type, unknown.value.code) == ("invalid_request_error", "unknown_url")
 
 

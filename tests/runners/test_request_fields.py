@@ -39,6 +39,7 @@ from openai.types.shared_params import Reasoning
 from lightningbus.bus.client import Bus
 from lightningbus.runners.protocol import request_fields as tables
 from lightningbus.runners.protocol.dialects import anthropic_request, responses_request
+from lightningbus.runners.protocol.dialects.anthropic_tools import CLIENT_TOOLS, DATE
 from lightningbus.runners.protocol.dialects.registry import APIS
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.request_fields import FieldTable
@@ -256,7 +257,8 @@ def test_kinds_that_are_not_known_are_refused() -> None:
     )
     assert of_model == {"text", "thinking", "tool_use", "compaction", *anthropic_request.OF_VENDOR}
     for schema in (ToolUnionParam, BetaToolUnionParam):
-        assert accepted(MESSAGES, "tools", schema, lambda tool: [tool]) == {"custom"}
+        kinds_of_tools = accepted(MESSAGES, "tools", schema, lambda tool: [tool])
+        assert {DATE.sub("", kind) for kind in kinds_of_tools} == {"custom", *CLIENT_TOOLS}, "run by the agent"
     for schema in (ThinkingConfigParam, BetaThinkingConfigParam):
         assert accepted(MESSAGES, "thinking", schema, lambda thinking: thinking) == {"enabled", "disabled", "adaptive"}
     left_out = accepted(RESPONSES, "tools", ResponseToolParam, lambda tool: [tool])

@@ -27,15 +27,18 @@ async def find_fitting_parsers(engine: Engine, node: InferenceSettings, model: s
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     prompt = await template.render(chat)
     whole = await template.render({**chat, "messages": [QUESTION, answer]}, is_answered=True)
-    if prompt is None or whole is None:
+    done = {"role": "assistant", "content": "Done"}
+    plain = await template.render({**chat, "messages": [QUESTION, done]}, is_answered=True)
+    if prompt is None or whole is None or plain is None:
         return None
     # A prompt may begin more of the answer, such as a thought, than the template writes for an earlier answer.
-    pairs = zip(prompt.token_ids, whole.token_ids, strict=False)
-    num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    num_common = _count_equal(prompt.token_ids, whole.token_ids)
+    # All answers end alike, with a token that need not be the tokenizer's own end.
+    end = len(whole.token_ids) - _count_equal(plain.token_ids[::-1], whole.token_ids[::-1])
     trial = {
         "request": chat,
         "prompt_token_ids": whole.token_ids[:num_common],
-        "token_ids": whole.token_ids[num_common:],
+        "token_ids": whole.token_ids[num_common:end],
         "name": NAME,
         "arguments": ARGUMENTS,
         "reasoning_parser": node.reasoning_parser,
@@ -43,3 +46,8 @@ async def find_fitting_parsers(engine: Engine, node: InferenceSettings, model: s
     status, text = await post(engine, TRIAL_PATH, trial)
     fitting: list[str] = json.loads(text)["fitting"] if status == 200 else [""]
     return None if "" in fitting else fitting
+
+
+def _count_equal(first: list[int], second: list[int]) -> int:
+    """Count the equal tokens at the beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
