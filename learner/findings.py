@@ -37,15 +37,15 @@ def find_problems(
     A rule begins to hold when all the steps that it asks for have the problem. A rule that is ``firing`` holds until no
     recent step has the problem.
     """
-    found: dict[str, Mapping[str, object]] = {}
+    problems: dict[str, Mapping[str, object]] = {}
     for rule, check in CHECKS.items():
         has_problem = [check.has_problem(metrics) for metrics in recent]
         num_steps = min(check.num_steps, max_steps)
         begins = len(recent) >= num_steps and all(has_problem[-num_steps:])
         if begins or (rule in firing and any(has_problem)):
             newest = next(metrics for metrics, has in zip(recent[::-1], has_problem[::-1], strict=True) if has)
-            found[rule] = check.read_values(newest)
-    return found
+            problems[rule] = check.read_values(newest)
+    return problems
 
 
 def _has_equal_rewards(metrics: Metrics) -> bool:

@@ -23,7 +23,7 @@ class TrainingAlerts:
         self._publisher = AlertPublisher(bus, f"training:{settings.run}:{settings.model}")
         self._settings = settings
         self._recent: deque[Metrics] = deque(maxlen=NUM_TRAINING_STEPS)
-        self._found: dict[str, str] = {}
+        self._problems: dict[str, str] = {}
         self.sentences: dict[str, str] = {}
         """Sentences of the alerts that hold now, by cause."""
 
@@ -33,18 +33,18 @@ class TrainingAlerts:
             await self._publisher.restore()
         except (BusError, NatsError) as error:
             log.warning("alerts of an earlier start cannot be read, and stay open: %s", error)
-        self._found = self.sentences = self._publisher.firing
+        self._problems = self.sentences = self._publisher.firing
 
     def add_step(self, metrics: Metrics) -> None:
         """Look at the metrics of a step that was made; `update` publishes the findings."""
         self._recent.append(metrics)
-        found = find_problems(list(self._recent), self._found, self._settings.max_steps)
-        self._found = {rule: self._word(describe(rule, **values)) for rule, values in found.items()}
+        problems = find_problems(list(self._recent), self._problems, self._settings.max_steps)
+        self._problems = {rule: self._word(describe(rule, **values)) for rule, values in problems.items()}
 
     async def update(self, streaks: Mapping[str, str]) -> None:
         """Publish changes; ``streaks`` are sentences about task sets that give nothing to train on, by set."""
         worded = {f"groups_rejected:{name}": self._word(sentence) for name, sentence in streaks.items()}
-        self.sentences = {**worded, **self._found}
+        self.sentences = {**worded, **self._problems}
         try:
             await self._publisher.update({cause: Reason("learner", each) for cause, each in self.sentences.items()})
         except (BusError, NatsError) as error:

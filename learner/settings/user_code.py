@@ -29,7 +29,7 @@ def is_users_file(file: str) -> bool:
     return path.is_file() and not is_librarys and not path.is_relative_to(OUR_PACKAGE)
 
 
-def _describe_place(error: Exception, function: Callable[..., Any] | None) -> str:
+def _describe_place(error: BaseException, function: Callable[..., Any] | None) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     own_file = None if code is None else code.co_filename
     frames = traceback.extract_tb(error.__traceback__)

@@ -37,9 +37,9 @@ def step(changes: Mapping[str, float] | None = None) -> dict[str, float]:
 def test_each_problem_is_one_alert_that_says_what_to_do(rule: str, changes: dict[str, float], words: str) -> None:
     num_steps = CHECKS[rule].num_steps
     assert not find_problems([step(changes)] * (num_steps - 1), (), 100)
-    (found,) = find_problems([step(changes)] * num_steps, (), 100).items()
-    assert found[0] == rule
-    sentence = describe(rule, **found[1])
+    ((name, values),) = find_problems([step(changes)] * num_steps, (), 100).items()
+    sentence = describe(rule, **values)
+    assert name == rule
     assert re.search(words, sentence) and ";" in sentence
 
 
