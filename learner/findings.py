@@ -28,6 +28,8 @@ class Check:
     read_values: Callable[[Metrics], Mapping[str, object]] = lambda metrics: {}
     num_steps: int = NUM_TRAINING_STEPS
     """Steps in a row that must have the problem."""
+    needs_all: bool = False
+    """Whether all steps of a run with fewer steps are enough."""
 
 
 def find_problems(
@@ -41,7 +43,7 @@ def find_problems(
     problems: dict[str, Mapping[str, object]] = {}
     for rule, check in CHECKS.items():
         has_problem = [check.has_problem(metrics) for metrics in recent]
-        num_steps = min(check.num_steps, max_steps)
+        num_steps = min(check.num_steps, max_steps) if check.needs_all else check.num_steps
         begins = len(recent) >= num_steps and all(has_problem[-num_steps:])
         if begins or (rule in firing and any(has_problem)):
             newest = next(metrics for metrics, has in zip(recent[::-1], has_problem[::-1], strict=True) if has)
@@ -82,9 +84,9 @@ CHECKS: dict[str, Check] = {
         lambda metrics: {"share": metrics["agreement/clipped_share"], "k3": metrics["agreement/k3"]},
         num_steps=1,
     ),
-    "rewards_equal": Check(_has_equal_rewards, lambda metrics: {"reward": metrics["reward/mean"]}),
-    "no_signal": Check(_has_no_signal),
-    "zero_gradient": Check(_has_no_gradient),
+    "rewards_equal": Check(_has_equal_rewards, lambda metrics: {"reward": metrics["reward/mean"]}, needs_all=True),
+    "no_signal": Check(_has_no_signal, needs_all=True),
+    "zero_gradient": Check(_has_no_gradient, needs_all=True),
     "sampling_constrained": Check(
         lambda metrics: metrics.get(TRUNCATED_SHARE, 0.0) > 0,
         lambda metrics: {"share": metrics[TRUNCATED_SHARE], "names": _list_truncations(metrics)},
