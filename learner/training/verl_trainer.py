@@ -95,7 +95,7 @@ class VerlTrainer:
         precision = settings.engine.choose_precision(device == "cuda")
         self._is_float32, has_loss_scale = precision == "fp32", precision == "fp16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
-        with as_model_check_error():
+        with as_model_check_error(settings.model_path):
             self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
@@ -187,7 +187,7 @@ class VerlTrainer:
         if not check.rows:
             return None
         if check.log_probs is not None:
-            with as_model_check_error():
+            with as_model_check_error(self._settings.model_path):
                 log_probs = self._infer(self._engine, check.rows, "log_probs", in_training_mode=True)
             check.verify(log_probs, is_float32=self._is_float32)
         is_exact = self._is_float32 and keeps_numbers(
