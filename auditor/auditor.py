@@ -111,6 +111,12 @@ class Auditor:
             return await asyncio.to_thread(make, has_weights=settings.frozen)
         except OSError as error:
             raise AuditorError(f"model_path: {shorten_line(str(error), 200)}") from error
+        except Exception as error:  # a model's code may raise anything
+            reason = f"{type(error).__name__}: {shorten_line(str(error), 200)}"
+            raise AuditorError(
+                f"model_path: {settings.model_path} is a model that transformers cannot compute for the auditor: "
+                f"{reason}. Run without the auditor"
+            ) from error
 
     async def _on_batch(self, message: Msg) -> None:
         _, _, rest = (message.headers or {}).get(subjects.MSG_ID_HEADER, "").partition(":")

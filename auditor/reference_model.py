@@ -9,6 +9,7 @@ import numpy as np
 from lightningbus.auditor.distribution import log_probs, sampled_ranks
 from lightningbus.auditor.evidence import AuditedTokens
 from lightningbus.auditor.samples import AuditSample
+from lightningbus.schemas.text import name_some
 from lightningbus.schemas.weights.adapters import compute_products
 
 
@@ -33,10 +34,13 @@ class ReferenceModel:
         torch.set_num_threads(cpu_threads)
         self._device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         config = AutoConfig.from_pretrained(model_path)
-        make: Any = AutoModelForCausalLM.from_pretrained if has_weights else AutoModelForCausalLM.from_config
-        source = model_path if has_weights else config
-        self._model: Any = make(source, dtype=torch.float32, attn_implementation="sdpa").to(self._device).eval()
-        self._is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+        auto_class: Any = AutoModelForCausalLM
+        with torch.device("meta"):
+            self._model: Any = auto_class.from_config(config)
+        self._class, self._config = type(self._model), config
+        self._options = {"dtype": torch.float32, "attn_implementation": _choose_attention(self._class, config)}
+        if has_weights:
+            self._model = self._class.from_pretrained(model_path, **self._options).to(self._device).eval()
         self._random = np.random.default_rng(seed)
 
     def load(self, files: Sequence[Path]) -> None:
@@ -46,19 +50,23 @@ class ReferenceModel:
         weights = load_file(files[0])
         if len(files) > 1:
             _merge_adapters(weights, files[1])
-        missing, unexpected = self._model.load_state_dict(weights, strict=False)
-        missing = [name for name in missing if not (self._is_tied and name == "lm_head.weight")]
-        if missing or unexpected:
-            raise ValueError(f"the weights do not fit the model: {[*missing, *unexpected][:3]}")
-        if self._is_tied:
-            self._model.tie_weights()
+        self._model = None  # two models may not fit into memory
+        try:
+            model, report = self._class.from_pretrained(
+                None, config=self._config, state_dict=weights, output_loading_info=True, **self._options
+            )
+        except RuntimeError as error:
+            raise ValueError(f"the weights do not fit the model: {error}") from error
+        if others := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
+            raise ValueError(f"the weights do not fit the model: {name_some(others)}")
+        self._model = model.to(self._device).eval()
 
     def audit(self, sample: AuditSample) -> AuditedTokens:
         """Recompute the audited tokens; raises ValueError for tokens that the model does not have."""
         import torch
 
         ids = np.concatenate([sample.prompt_ids, sample.response_ids[: sample.end]])
-        if ids.max() >= self._model.config.get_text_config().vocab_size:
+        if ids.max() >= self._config.get_text_config().vocab_size:
             raise ValueError(f"token {ids.max()} is none of the model's")
         num_tokens = sample.end - sample.start
         with torch.inference_mode():
@@ -73,6 +81,12 @@ class ReferenceModel:
         return AuditedTokens(
             recorded - recomputed.cpu().double().numpy(), ranks[:0] if sample.sampling.is_greedy else ranks
         )
+
+
+def _choose_attention(model_class: Any, config: Any) -> str:
+    """Choose an attention that computes a model right: torch's has neither caps of logits nor sinks."""
+    has_caps = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return "sdpa" if model_class._supports_sdpa and not has_caps else "eager"
 
 
 def _merge_adapters(weights: dict[str, Any], adapters: Path) -> None:

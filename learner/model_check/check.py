@@ -43,12 +43,20 @@ class ModelCheckError(ValueError):
 
 
 @contextmanager
-def as_model_check_error() -> Iterator[None]:
-    """Turn what transformers and verl raise at a model that they do not know into `ModelCheckError`."""
+def as_model_check_error(model_path: Path, part: str = "verl") -> Iterator[None]:
+    """Turn what a part raises at a model that it does not know into `ModelCheckError`, which names the model's kind."""
+    import torch
+
     try:
         yield
-    except (AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
-        raise ModelCheckError(f"verl cannot train this model: {_describe(error)}") from error
+    except (ModelCheckError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a model's code may raise anything
+        kind = read_text_config(model_path).get("model_type", "unknown")
+        raise ModelCheckError(
+            f"{part} cannot train models of the kind {kind!r} ({model_path}): {_describe(error)}. Take another model, "
+            "or a release of its packages that knows this one"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -125,13 +133,11 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
         log.warning("the model is not compared with transformers' own: %s", shortage)
         return ModelCheck(settings, _with_computation(settings, device, None))
     short = _ShortLengths(path, settings.seq_len)
-    try:
+    with as_model_check_error(path, "transformers"):
         reference = ReferenceModel(path)
         vocabulary_size = find_vocabulary_size(path) or reference.vocabulary_size
         rows = make_probe(path, vocabulary_size, settings.seq_len)
         log_probs = reference.log_probs(rows)
-    except Exception as error:  # a model's code may raise anything
-        raise ModelCheckError(f"{path} cannot be trained: {_describe(error)}") from error
     chosen = _choose_computation(settings.engine, device, _Differences(reference, rows, log_probs), short)
     shares = chosen == COMPUTATIONS[0] and _shares_prefixes(settings.engine, reference, rows)
     rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
@@ -140,10 +146,8 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
 
 
 def _check_files(path: Path) -> None:
-    try:
+    with as_model_check_error(path, "transformers"):
         missing = find_missing_tensors(path)
-    except Exception as error:  # a model's code may raise anything
-        raise ModelCheckError(f"{path} cannot be trained: {_describe(error)}") from error
     if missing:
         raise ModelCheckError(
             f"{path} lacks tensors that its config.json asks for: {name_some(missing)}. Fetch the model again, or "

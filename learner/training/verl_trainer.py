@@ -97,7 +97,7 @@ class VerlTrainer:
         formats = self._formats = choose_formats(settings, device)
         has_loss_scale = formats.computation == "float16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
-        with as_model_check_error():
+        with as_model_check_error(settings.model_path):
             self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
             self._engine, served_dtype(settings.model_path, formats.weights), is_writer=self.group.rank == 0
@@ -196,7 +196,7 @@ class VerlTrainer:
         if not check.rows:
             return None
         if check.log_probs is not None:
-            with as_model_check_error():
+            with as_model_check_error(self._settings.model_path):
                 log_probs = self._infer(self._engine, check.rows, "log_probs", in_training_mode=True)
             check.verify(log_probs, is_float32=self._formats.is_exact)
         is_exact = self._formats.computation == "float32"  # at the weights that engines hold

@@ -216,3 +216,10 @@ def test_the_engines_of_a_node_are_in_its_heartbeat() -> None:
     assert samplers_of(beat) == [("n:1", 4)]
     assert samplers_of(replace(beat, status={"engine_id": "n:1", "versions": [3, 4]})) == [("n:1", 3), ("n:1", 4)]
     assert samplers_of(replace(beat, status={})) == samplers_of(replace(beat, version=None)) == []
+
+
+async def test_a_model_that_cannot_be_computed_is_named_at_the_start(bus: Bus, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    settings = AuditorSettings(model_path=tmp_path, engine_dtype="float32", work_dir=tmp_path)
+    with pytest.raises(AuditorError, match=f"{tmp_path} is a model that transformers cannot compute for the auditor"):
+        await Auditor(bus, settings)._make_reference()

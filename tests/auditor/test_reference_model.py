@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from lightningbus.auditor.reference_model import ReferenceModel
 from lightningbus.auditor.samples import AuditSample, Sampling
+from lightningbus.schemas.weights.safetensors_header import WHOLE
+from tests.families.families import FAMILIES, save_tiny_model
 
 PROMPT, RESPONSE = [3, 1, 4, 1, 5], [9, 2, 6]
 
@@ -46,6 +48,21 @@ def expected(model: PreTrainedModel, temperature: float = 1.0) -> Any:
     with torch.inference_mode():
         logits = model(torch.tensor([PROMPT + RESPONSE])).logits[0, len(PROMPT) - 1 : -1] / temperature
     return torch.log_softmax(logits, -1)[range(3), RESPONSE].numpy()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe", "mixtral", "gpt_oss", "bloom"])
+def test_a_family_is_computed_as_transformers_publishes_it(tmp_path: Path, family: str) -> None:
+    """Soft caps, sinks, experts by the names of files, and positions without RoPE."""
+    save_tiny_model(FAMILIES[family], tmp_path)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    reference = ReferenceModel(tmp_path, "cpu")
+    for _ in range(2):
+        reference.load([tmp_path / WHOLE])
+        assert np.abs(reference.audit(sample(expected(model.eval()))).differences).max() < 1e-5
+    frozen = ReferenceModel(tmp_path, "cpu", has_weights=True)
+    assert np.abs(frozen.audit(sample(expected(model))).differences).max() < 1e-5
 
 
 @pytest.mark.parametrize("tied", [True, False])

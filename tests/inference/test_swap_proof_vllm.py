@@ -5,14 +5,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.version_cache import WeightCache
+from lightningbus.inference.engine.worker.layerwise_reload import start_reload
 from lightningbus.inference.engine.worker.swap_proof import find_sum
 from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.delta import fingerprint
@@ -73,6 +76,20 @@ async def test_a_whole_version_is_the_one_that_its_manifest_names(bus: Bus, tmp_
     manifest = WeightManifest(version=2, blobs=(right_blob,), fingerprint=fingerprint(right), **fields)
     (file,) = await cache.ensure(manifest)
     assert await asyncio.to_thread(fingerprint, file) == fingerprint(right)
+
+
+@pytest.mark.unit
+def test_a_loader_without_a_name_is_reloaded() -> None:
+    """MiniMax-M2 has such loaders, and its first swap ended with an AttributeError."""
+
+    def load(parameter: torch.Tensor, loaded_weight: torch.Tensor, *, factor: float) -> None:
+        parameter.data.copy_(factor * loaded_weight)
+
+    model: Any = torch.nn.Linear(4, 4, bias=False)
+    model.weight.weight_loader = partial(load, factor=2.0)
+    record_metadata_for_reloading(model)
+    start_reload(model, torch.device("cpu"))
+    assert model.weight.is_meta and model.weight.weight_loader.__name__ == "online_process_loader"
 
 
 @pytest.mark.unit

@@ -18,7 +18,13 @@ from lightningbus.learner.model_check.agreement import (
     find_tolerance,
     mean_difference,
 )
-from lightningbus.learner.model_check.check import COMPUTATIONS, ModelCheckError, _Differences, check_model
+from lightningbus.learner.model_check.check import (
+    COMPUTATIONS,
+    ModelCheckError,
+    _Differences,
+    as_model_check_error,
+    check_model,
+)
 from lightningbus.learner.model_check.computation_file import FILE
 from lightningbus.learner.model_check.memory import find_shortage
 from lightningbus.learner.model_check.model_files import find_missing_tensors
@@ -184,6 +190,20 @@ def test_an_engine_in_float32_shows_a_fault_that_rounding_hides(save: Save, faul
     assert mean_difference(faulty.log_probs(rows), right) > find_engine_tolerance(rounding)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a kernel"), Exception("no sequence"), ImportError("mamba_ssm")])
+def test_what_a_model_raises_is_a_sentence_with_its_kind(save: Save, tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(ModelCheckError) as refused, as_model_check_error(save("llama")):
+        raise error
+    words = f"verl cannot train models of the kind 'llama' ({save('llama')}): {type(error).__name__}: {error}. Take"
+    assert str(refused.value).startswith(words)
+    model = tmp_path / "model"
+    shutil.copytree(save("llama"), model)
+    config = json.loads((model / "config.json").read_text()) | {"model_type": "unheard_of"}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelCheckError, match="transformers cannot train models of the kind 'unheard_of'"):
+        check_model(settings_for(model, checkpoint_dir=tmp_path, engine={"check_model": True}), "cpu")
+
+
 LACKING = [
     ("llama", "model.norm.weight", ()),
     ("qwen3", "model.layers.1.self_attn.k_norm.weight", ()),
@@ -226,7 +246,7 @@ def test_dropout_is_off_in_training_and_noticed_when_it_is_on(tmp_path: Path, mo
 
 
 def test_a_family_that_verl_cannot_train_is_refused_in_a_sentence(save: Save, tmp_path: Path) -> None:
-    with pytest.raises(ModelCheckError, match=r"would be trained wrong|cannot train this model"):
+    with pytest.raises(ModelCheckError, match=r"would be trained wrong|verl cannot train models of the kind 'phimoe'"):
         trainer_for(save("phimoe"), tmp_path).check_model()  # it samples its experts in training
     with pytest.raises(ModelCheckError, match="kind 'qwen2_5_vl' on images alone"):
         check_model(settings_for(save("qwen2_5_vl"), checkpoint_dir=tmp_path, engine={"check_model": True}), "cpu")

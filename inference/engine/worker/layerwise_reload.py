@@ -1,6 +1,7 @@
 """vLLM's layerwise reload of all weights, with every kernel set up anew and no parameter left out."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from vllm.config import ModelConfig
@@ -27,6 +28,10 @@ def start_reload(model: torch.nn.Module, device: torch.device) -> None:
             method = getattr(module, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None  # type: ignore[union-attr]
+    for parameter in model.parameters():  # vLLM reads the name of a loader, which a partial function lacks
+        loader = getattr(parameter, "weight_loader", None)
+        if isinstance(loader, partial) and not hasattr(loader, "__name__"):
+            vars(loader)["__name__"] = getattr(loader.func, "__name__", "partial")
     initialize_layerwise_reload(model)
 
 
