@@ -66,7 +66,9 @@ def _patch_sampler(sampler: Any) -> None:
 
 
 def _patch_weights(transfer: Any) -> None:
-    tensors, products, repack = transfer.tensors, transfer._products, transfer._repack_heads
+    from lightningbus.inference.engine.worker import layerwise_reload
+
+    tensors, products, repack = transfer.tensors, transfer._products, layerwise_reload._repack_heads
     before: dict[str, Any] = {}
     first: list[str] = []
 
@@ -93,4 +95,4 @@ def _patch_weights(transfer: Any) -> None:
         if not acts("tied head left behind"):
             repack(model)
 
-    transfer.tensors, transfer._products, transfer._repack_heads = load, products_of, repack_heads
+    transfer.tensors, transfer._products, layerwise_reload._repack_heads = load, products_of, repack_heads
