@@ -192,13 +192,15 @@ class TrainingLoop:
 
     async def _try_alone(self, groups: GroupBuffer) -> None:
         """Build ready groups by themselves until one of their set can be trained: a whole step may never be ready."""
-        for group in [group for group in groups.ready if self.excluded.streaks.needs_trial(group.task_id)]:
-            groups.take(group)
+        for group in list(groups.ready):
+            if not self.excluded.streaks.needs_trial(group.task_id):
+                continue
+            place = groups.take(group)
             if await self._build_batch([group]) is None:
                 self.consumer.attempt_ended.set()  # The streak is longer now, and the task has a place again.
             else:
                 self.excluded.streaks.end(group.task_id)
-                groups.requeue([group])
+                groups.put_back(group, place)
 
     def _choose(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
         """Choose the groups to train next; one that waits for a teacher counts as one that waits for a rollout."""

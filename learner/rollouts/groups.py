@@ -120,9 +120,15 @@ class GroupBuffer:
         self.ready = [group for group in self.ready if group not in taken]
         return taken
 
-    def take(self, group: RolloutGroup) -> None:
-        """Take a ready group."""
-        self.pop_ready(1, lambda ready: [group])
+    def take(self, group: RolloutGroup) -> int:
+        """Take a ready group; return its place."""
+        place = self.ready.index(group)
+        self.ready = [*self.ready[:place], *self.ready[place + 1 :]]
+        return place
+
+    def put_back(self, group: RolloutGroup, place: int) -> None:
+        """Put a group that was taken and not trained back to its place."""
+        self.ready = [*self.ready[:place], group, *self.ready[place:]]
 
     def requeue(self, groups: Iterable[RolloutGroup]) -> None:
         """Put groups that were taken and not trained back to the front."""

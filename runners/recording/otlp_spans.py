@@ -91,13 +91,16 @@ def _convert(
 def _check(groups: Iterable[ResourceGroup]) -> None:
     """Check counts and sizes before anything is converted."""
     spans = shared = 0
+    checked: list[Sequence[Any]] = []
     for resource, scopes in groups:
         size = resource.ByteSize() if scopes else 0
         for scope, records in scopes:
             spans += len(records)
-            _check_signal(records)
+            checked.append(records)
             shared += len(records) * (size + scope.ByteSize())
     check_count(spans)
+    for records in checked:
+        _check_signal(records)
     if shared > MAX_SHARED_BYTES:
         raise InvalidOtlpError(
             f"resource and scope, counted for each span, have {shared} bytes; the limit is {MAX_SHARED_BYTES}"

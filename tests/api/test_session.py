@@ -139,7 +139,7 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: session.publish(["1+1"]), "run 'first' is not up"),
             (lambda: session.evaluate(["1+1"]), "run 'first' is not up: `lightningbus.evaluate` evaluates one that"),
             (lambda: session.publish(["1+1"], **wrong), "sample: no such option; did you mean 'samples'?"),
-            (lambda: session.publish(["1+1"], samples=0), "samples: 0 is less than 1"),
+            (lambda: session.publish(["1+1"], samples=0), "samples: 0 is not between 1 and 65536"),
             (lambda: session.publish(["1+1"], mode="test"), "mode: 'test' is neither train nor eval"),
         ):
             with pytest.raises(lb.UserError) as raised:

@@ -111,7 +111,9 @@ async def test_its_routes_are_those_of_its_document(bus: Bus, name: str) -> None
     document = yaml.safe_load((OPENAPI / f"{name}.yaml").read_text())
     documented = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     async with GATEWAYS[name](bus) as (_, _, app):
-        served = {(route.method, route.resource.canonical) for route in app.router.routes() if route.method != "HEAD"}
+        # An address that is refused with a sentence, whatever the method, is not a route of the document.
+        routes = [route for route in app.router.routes() if route.method not in ("HEAD", "*")]
+        served = {(route.method, route.resource.canonical) for route in routes}
     assert {(method, path.removeprefix("/slot/{k}")) for method, path in served} == documented
 
 

@@ -15,7 +15,7 @@ from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.runners.recording.refusals import Refusals
 from lightningbus.schemas.base import MAX_TIME_NS
 from lightningbus.schemas.codec import decode, encode
-from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.spans import Span, SpanBatch
 from lightningbus.store.ingest.arrow import rows_to_arrow
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.rows.events import build_rows
@@ -105,7 +105,10 @@ def test_any_span_that_the_gateway_takes_is_stored(
         except ValueError:
             continue
         recorder.add(read[-1])
-    expected = {span.span_id: span for span in reversed(read) if recorder.add(span) is None}
+    expected: dict[str, Span] = {}
+    for span in reversed(read):
+        if recorder.add(span) is None:
+            expected.setdefault(span.span_id, span)  # of two with one id the first one counts
     recorder.finish("ok", 1.0, "", "")
     rows = [
         row

@@ -124,7 +124,7 @@ class Results(BaseModel):
     share_trained: float | None = Field(default=None, description="share of the training rollouts that were trained on")
     excluded: dict[str, int] = Field(default={}, description="training rollouts not trained on, by reason")
     alerts: list[str] = Field(
-        default=[], description="alerts of the learners since the first task, in order: what to look at first"
+        default=[], description="alerts of the learners since the first task, the oldest first: look at these"
     )
     tokens_sampled: int = Field(default=0, description="tokens that engines sampled, evaluations included")
     tokens_trained: int = Field(default=0, description="tokens trained on")

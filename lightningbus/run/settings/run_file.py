@@ -37,6 +37,7 @@ PATTERN_ERRORS = {
     r"^[A-Za-z_][A-Za-z0-9_]*$": "it is no name: letters, digits and _, and no digit first",
     r"^[A-Za-z0-9.-]{1,253}$": "it is no host: a name of letters, digits, . and -, or an IPv4 address",
     r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "it is no name of Kubernetes: small letters, digits and -, at most 63",
+    r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$": "it is not a Kubernetes name: small letters, digits, - and ., up to 253",
     r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
     r"^(\S+:)?\d{1,5}$": "it is neither a port nor of the form address:port",
     r"^https?://": "it is not of the form http://host:port or https://host:port",
