@@ -301,7 +301,7 @@ def test_modes_of_calling() -> None:
 def test_forms_of_the_answer() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     of_google = {"type": "OBJECT", "properties": {"a": {"type": "INTEGER"}}}
-    for fields in ({"responseJsonSchema": schema}, {"responseSchema": of_google}):
+    for fields in ({"responseJsonSchema": schema}, {"responseSchema": of_google}, {"responseJsonSchema": of_google}):
         form = config(responseMimeType="application/json", **fields)["response_format"]
         assert form == {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     assert config(responseMimeType="application/json")["response_format"] == {"type": "json_object"}
@@ -342,6 +342,26 @@ def test_a_schema_of_google_is_a_json_schema() -> None:
     }  # fmt: skip
     plain = {"type": "object", "properties": {"type": {"type": "string"}}, "$defs": {"X": {"type": "null"}}}
     assert to_json_schema(plain) == plain
+    pets = {"defs": {"Pet": {"type": "STRING"}}, "type": "ARRAY", "items": {"ref": "#/defs/Pet"}}
+    assert to_json_schema(pets) == {
+        "$defs": {"Pet": {"type": "string"}}, "type": "array", "items": {"$ref": "#/$defs/Pet"}
+    }  # fmt: skip
+
+
+def test_a_json_schema_is_taken_with_the_types_of_google_too() -> None:
+    """Gemini CLI writes such schemas."""
+    schema = {
+        "type": "OBJECT",
+        "properties": {"a": {"oneOf": [{"type": "STRING"}, {"const": None}], "default": None}, "b_c": True},
+        "patternProperties": {"x_y": {"type": "INTEGER"}},
+    }
+    expected = {
+        "type": "object",
+        "properties": {"a": {"oneOf": [{"type": "string"}, {"const": None}], "default": None}, "b_c": True},
+        "patternProperties": {"x_y": {"type": "integer"}},
+    }
+    (tool,) = request_of(tools=[{"functionDeclarations": [{"name": "f", "parametersJsonSchema": schema}]}])["tools"]
+    assert tool["function"]["parameters"] == expected
 
 
 def test_a_function_says_what_it_returns() -> None:

@@ -96,9 +96,7 @@ def _effort(thinking: dict[str, Any]) -> str | None:
 def _format(config: dict[str, Any]) -> dict[str, Any]:
     """Translate the form of the answer to a chat's fields."""
     kind = str(config.get("responseMimeType") or TEXT)
-    schema = config.get("responseJsonSchema")
-    if schema is None:
-        schema = to_json_schema(config.get("responseSchema"))
+    schema = to_json_schema(config.get("responseJsonSchema", config.get("responseSchema")))
     if kind not in (JSON, ENUM, TEXT):
         raise ValueError(f"generationConfig.responseMimeType {kind!r} is not known here; send {JSON}, {ENUM} or {TEXT}")
     if kind == TEXT:

@@ -12,14 +12,19 @@ COUNTS = frozenset({
 })  # fmt: skip
 """64-bit integers, which Google's JSON writes as strings."""
 NAMES = {"defs": "$defs", "ref": "$ref"}
+MAPS, LISTS = ("$defs", "defs", "patternProperties", "properties"), ("allOf", "anyOf", "oneOf", "prefixItems")
+SCHEMAS = ("additionalProperties", "items", "not")
+"""Fields that have schemas by name, as a list, and as one."""
+VALUES = ("const", "default")
+"""Fields in which null is a value."""
 UNSPECIFIED = "TYPE_UNSPECIFIED"
 
 
 def to_json_schema(schema: Any) -> Any:
-    """Convert a schema; one that is a JSON schema already keeps its meaning."""
+    """Convert a schema, or a JSON schema with Google's names of types; a right JSON schema keeps its meaning."""
     if not isinstance(schema, dict):
         return schema
-    fields = {to_camel(name): value for name, value in schema.items() if value is not None}
+    fields = {to_camel(name): value for name, value in schema.items() if value is not None or name in VALUES}
     is_nullable, order = fields.pop("nullable", False), fields.pop("propertyOrdering", None)
     if fields.get("type") == UNSPECIFIED:
         del fields["type"]
@@ -37,12 +42,14 @@ def to_json_schema(schema: Any) -> Any:
 def _convert(name: str, value: Any) -> Any:
     if name == "type":
         return [str(kind).lower() for kind in value] if isinstance(value, list) else str(value).lower()
-    if name in ("properties", "defs", "$defs") and isinstance(value, dict):
+    if name in MAPS and isinstance(value, dict):
         return {key: to_json_schema(member) for key, member in value.items()}
-    if name in ("anyOf", "prefixItems"):
+    if name in LISTS:
         return [to_json_schema(member) for member in read_list(value)]
-    if name in ("additionalProperties", "items"):
+    if name in SCHEMAS:
         return to_json_schema(value)
+    if name == "ref" and isinstance(value, str):
+        return value.replace("#/defs/", "#/$defs/")
     if name in COUNTS and isinstance(value, str) and value.isdecimal():
         return int(value)
     return value

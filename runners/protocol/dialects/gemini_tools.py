@@ -69,4 +69,4 @@ def _to_function(declaration: dict[str, Any]) -> dict[str, Any]:
 
 def _schema(declaration: dict[str, Any], name: str, json_name: str) -> Any:
     """Return the JSON schema of a field that has a form for Google's `Schema` and one for JSON schemas."""
-    return declaration[json_name] if json_name in declaration else to_json_schema(declaration.get(name))
+    return to_json_schema(declaration.get(json_name, declaration.get(name)))
