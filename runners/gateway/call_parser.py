@@ -33,15 +33,17 @@ class CallParser:
         return apply_alias(name, self._aliases, known).partition(":")[0]
 
     def parse(
-        self, api: Api, body: bytes, running: ActiveRollout, known: Collection[str]
+        self, api: Api, body: bytes, running: ActiveRollout, known: Collection[str], model: str | None = None
     ) -> tuple[Dialect, Mapping[str, int]]:
         """Parse a model call and insert the rollout's prompts; return it with their versions.
 
-        ``known`` models keep their names. Raises as `lightningbus.runners.gateway.requests.raise_on_malformed` takes.
+        ``known`` models keep their names. ``model`` is the one that the path names. Raises as
+        `lightningbus.runners.gateway.requests.raise_on_malformed` takes.
         """
         fields = decode_json(body)
         if isinstance(fields, dict):
             fields = {name: value for name, value in fields.items() if name not in self._ignored_fields}
+            fields = fields if model is None else {**fields, "model": model}
         dialect = api.parse(fields, running.recorder.history)
         self._tell_left_out(dialect.left_out)
         call = resolve_model(resolve_alias(dialect.call, self._aliases, {*known, AUTO_MODEL}), running.task)

@@ -56,7 +56,16 @@ from lightningbus.runners.gateway.requests import (
     too_large,
 )
 from lightningbus.runners.gateway.slot import ActiveRollout, Slot
-from lightningbus.runners.protocol.dialects.registry import APIS, Api, translate_error
+from lightningbus.runners.protocol.dialects.base import Dialect
+from lightningbus.runners.protocol.dialects.registry import (
+    APIS,
+    COUNT_TOKENS,
+    GEMINI_APIS,
+    GEMINI_COUNT,
+    STREAM_CONTENT,
+    Api,
+    translate_error,
+)
 from lightningbus.runners.protocol.model_names import models_of
 from lightningbus.runners.protocol.request import find_invalid_sampling
 from lightningbus.runners.recording import otlp
@@ -132,10 +141,16 @@ class Gateway:
         self._app.on_response_prepare.append(close_unless_kept)
         for path, api in APIS.items():
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._call, api))
+        for path, api in GEMINI_APIS.items():
+            self._app.router.add_post(f"/slot/{{k}}/v1beta/{path}", partial(self._call, api))
+        for version in ("v1", "v1beta"):
+            count = partial(self._count, GEMINI_COUNT, "totalTokens")
+            self._app.router.add_post(f"/slot/{{k}}/{version}/{COUNT_TOKENS}", count)
         # Clients of Messages add /v1 to their base URL, or expect it there.
         self._app.router.add_post("/slot/{k}/messages", partial(self._call, APIS["messages"]))
         for version in ("", "/v1"):
-            self._app.router.add_post(f"/slot/{{k}}{version}/messages/count_tokens", self._count)
+            count = partial(self._count, APIS["messages"], "input_tokens")
+            self._app.router.add_post(f"/slot/{{k}}{version}/messages/count_tokens", count)
         for path in DEFAULT_MODELS:
             self._app.router.add_post(f"/slot/{{k}}/v1/{path}", partial(self._pass_on, path))
         for path, sentence in UNSERVED.items():
@@ -200,7 +215,9 @@ class Gateway:
         slot, running = self._running(request)
         body = await read_limited_body(request)
         with raise_on_malformed():
-            parse = partial(self._calls.parse, api, body, running, self._models_for(slot))
+            if api is APIS[STREAM_CONTENT] and request.query.get("alt") != "sse":
+                raise ValueError("a stream of this API comes as server-sent events: add alt=sse to the URL's query")
+            parse = partial(self._parse, api, request, body, running)
             dialect, prompt_versions = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
             if problem := find_invalid_sampling(running.task.sampling_params):
                 raise ValueError(problem)
@@ -230,12 +247,19 @@ class Gateway:
     async def _refuse(self, sentence: str, request: web.Request) -> web.Response:
         raise ApiError(404, "unknown_url", f"{request.method} {request.path} is not served: {sentence}")
 
-    async def _count(self, request: web.Request) -> web.Response:
-        """Count the tokens of a prompt without sending it, for Anthropic's clients."""
+    def _parse(
+        self, api: Api, request: web.Request, body: bytes, running: ActiveRollout
+    ) -> tuple[Dialect, Mapping[str, int]]:
+        """Parse a call as `CallParser.parse`, with the model that the path names."""
+        model = request.match_info.get("model")
+        return self._calls.parse(api, body, running, self._models_for(request[SLOT_KEY]), model)
+
+    async def _count(self, api: Api, answer: str, request: web.Request) -> web.Response:
+        """Count the tokens of a prompt without sending it; the answer has them in the field ``answer``."""
         slot, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
-            parse = partial(self._calls.parse, APIS["messages"], body, running, self._models_for(slot))
+            parse = partial(self._parse, api, request, body, running)
             dialect, _ = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
             call = dialect.call
         if call.model in self.endpoints.names:
@@ -249,7 +273,7 @@ class Gateway:
             )
         if prompt is None:
             raise ApiError(400, "invalid_request_error", "the engine does not render this prompt")
-        return web.json_response({"input_tokens": len(prompt.token_ids)})
+        return web.json_response({answer: len(prompt.token_ids)})
 
     async def _models(self, request: web.Request) -> web.Response:
         models = sorted(self._models_for(request[SLOT_KEY]))
@@ -341,8 +365,9 @@ class Gateway:
         number = request.match_info["k"]
         slot = self.slots[int(number)] if number.isdecimal() and int(number) < len(self.slots) else None
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        # Anthropic's clients have a header of their own for the key, and may send another's token beside it.
-        keys = [bearer if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
+        # Anthropic's and Google's clients have headers of their own, and may send another's token beside theirs.
+        keys = [bearer if scheme.lower() == "bearer" else "", request.query.get("key", "")]
+        keys += [request.headers.get(name, "") for name in ("x-api-key", "x-goog-api-key")]
         known = [slot is not None and constant_time_equal(slot.key, key) for key in keys]
         if slot is None or not slot.key or not any(known):
             raise ApiError(401, "invalid_api_key", "this key is not valid here")

@@ -77,6 +77,8 @@ class Slot:
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.base_url,
             "ANTHROPIC_API_KEY": self.key,
+            "GOOGLE_GEMINI_BASE_URL": self.base_url,
+            "GEMINI_API_KEY": self.key,
             # By these names agents of Agent Lightning 1.0 find the same.
             "AGL_OPENAI_BASE_URL": f"{self.base_url}/v1",
             "AGL_EVENT_URL": f"{self.base_url}/events",

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from lightningbus.runners.protocol.dialects.registry import GENERATE_CONTENT
 from lightningbus.schemas import ids
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import encode
@@ -285,6 +286,36 @@ def _chunk(choice: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 PIECE = {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a"'}}
+CONTENTS = json_lines(
+    {
+        "model": "policy",
+        "systemInstruction": {"parts": [{"text": "be brief"}]},
+        "contents": [
+            {
+                "role": "user",
+                "parts": [{"text": "1+1?"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}],
+            },
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "hm", "thought": True},
+                    {"functionCall": {"id": "call_1", "name": "add", "args": {"a": 1}}, "thoughtSignature": "AAAA"},
+                ],
+            },
+            {"parts": [{"functionResponse": {"id": "call_1", "name": "add", "response": {"output": "2"}}}]},
+        ],
+        "tools": [{"functionDeclarations": [{"name": "add", "parameters": {"type": "OBJECT", "nullable": True}}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["add"]}},
+        "generationConfig": {
+            "topK": 3.0,
+            "stopSequences": ["x"],
+            "responseMimeType": "application/json",
+            "responseSchema": {"type": "STRING", "enum": ["a"]},
+            "thinkingConfig": {"includeThoughts": True, "thinkingLevel": "LOW"},
+        },
+    },
+    {"model": "policy", "contents": {"parts": {"text": "x"}}, "generation_config": {"max_output_tokens": 5}},
+)
 CALLING: dict[str, dict[str, Any]] = {
     "chat/completions": {
         "model": "policy",
@@ -293,6 +324,11 @@ CALLING: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "function": TOOL}],
     },
     "responses": {"model": "policy", "input": "x", "stream": True, "tools": [{"type": "function", **TOOL}]},
+    GENERATE_CONTENT: {
+        "model": "policy",
+        "contents": [{"parts": [{"text": "x"}]}],
+        "tools": [{"functionDeclarations": [{"name": "add", "parameters": {"type": "OBJECT"}}]}],
+    },
     "messages": {
         "model": "policy",
         "max_tokens": 9,

@@ -33,7 +33,7 @@ from lightningbus.runners.gateway.engines.upstream import UpstreamRejectedError,
 from lightningbus.runners.gateway.requests import ApiError, raise_on_malformed
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutputError, malformed_engine_output
-from lightningbus.runners.protocol.dialects.registry import APIS, translate_error
+from lightningbus.runners.protocol.dialects.registry import APIS, GENERATE_CONTENT, translate_error
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording import otlp, rewards
 from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
@@ -142,6 +142,7 @@ def _requests() -> Iterator[Target]:
         ("completions", corpora.COMPLETIONS),
         ("responses", corpora.RESPONSES),
         ("messages", corpora.MESSAGES),
+        (GENERATE_CONTENT, corpora.CONTENTS),
     ):
         yield Target(f"request {path}", corpus, partial(_send_request, path), (ApiError,), "json", 2.0)
 
@@ -213,6 +214,7 @@ def _answers() -> Iterator[Target]:
         ("completions", corpora.COMPLETIONS),
         ("responses", corpora.RESPONSES),
         ("messages", corpora.MESSAGES),
+        (GENERATE_CONTENT, corpora.CONTENTS),
     ):
         replies = partial(_feed_response, path, json.loads(corpus[0]))
         chunks = [json.dumps(chunks).encode() for chunks in corpora.CHUNKS]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightningbus.bus.client import Bus
 from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.bus.streams.specs import STORE_EVAL
-from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.dialects.registry import APIS, GENERATE_CONTENT
 from lightningbus.runners.protocol.prompts import PromptChoice, Substitution, substitute
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
@@ -48,6 +48,10 @@ def chat(system: Any, model: str = "policy") -> dict[str, Any]:
         (ANTHROPIC, {"system": ORIGINAL, "messages": [{"role": "user", "content": "2?"}], "max_tokens": 9}),
         (ANTHROPIC, {"system": [{"type": "text", "text": ORIGINAL}], "messages": [], "max_tokens": 9}),
         (RESPONSES, {"instructions": ORIGINAL, "input": "2?"}),
+        (
+            GENERATE_CONTENT,
+            {"systemInstruction": {"parts": [{"text": ORIGINAL}]}, "contents": {"parts": {"text": "2?"}}},
+        ),
         (RESPONSES, {"input": [{"role": "developer", "content": ORIGINAL}, {"role": "user", "content": "2?"}]}),
     ],
 )

@@ -38,9 +38,9 @@ from openai.types.shared_params import Reasoning
 
 from lightningbus.bus.client import Bus
 from lightningbus.runners.protocol import request_fields as tables
-from lightningbus.runners.protocol.dialects import anthropic_request, responses_request
+from lightningbus.runners.protocol.dialects import anthropic_request, gemini_fields, responses_request
 from lightningbus.runners.protocol.dialects.anthropic_tools import CLIENT_TOOLS, DATE
-from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.dialects.registry import APIS, GEMINI_MODEL, GENERATE_CONTENT
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.request_fields import FieldTable
 from lightningbus.runners.protocol.token_history import TokenHistory
@@ -55,8 +55,10 @@ BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "policy", "prompt": "x"},
     RESPONSES: {"model": "policy", "input": "x"},
     MESSAGES: {"model": "policy", "messages": USER, "max_tokens": 9},
+    GENERATE_CONTENT: {"model": "policy", "contents": [{"parts": [{"text": "x"}]}]},
 }
-OWN = {CHAT: tables.CHAT, COMPLETIONS: tables.COMPLETIONS, RESPONSES: tables.RESPONSES, MESSAGES: tables.MESSAGES}
+OWN = {CHAT: tables.CHAT, COMPLETIONS: tables.COMPLETIONS, RESPONSES: tables.RESPONSES, MESSAGES: tables.MESSAGES,
+       GENERATE_CONTENT: gemini_fields.GEMINI}  # fmt: skip
 CLIENTS = {
     CHAT: [chats.CompletionCreateParamsNonStreaming, chats.CompletionCreateParamsStreaming],
     COMPLETIONS: [completions.CompletionCreateParamsNonStreaming, completions.CompletionCreateParamsStreaming],
@@ -144,7 +146,8 @@ def test_every_value_of_include_is_decided() -> None:
     assert set(typing.get_args(ResponseIncludable)) - tables.RESPONSES_INCLUDE.names == set()
 
 
-ALL_TABLES = [table for table in vars(tables).values() if isinstance(table, FieldTable)]
+ALL_TABLES = [table for module in (tables, gemini_fields) for table in vars(module).values()
+              if isinstance(table, FieldTable)]  # fmt: skip
 
 
 @pytest.mark.parametrize("table", ALL_TABLES)
@@ -180,16 +183,21 @@ SAMPLES: dict[str, Any] = {
     "return_tokens_as_token_ids": True,
     "instructions": "be brief", "system": "be brief", "previous_response_id": "resp_1", "stop_sequences": ["x"],
     "reasoning": {"effort": "low"}, "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
+    "systemInstruction": {"parts": [{"text": "be brief"}]}, "contents": [{"parts": [{"text": "y"}]}],
+    "generationConfig": {"topK": 3},
     "output_format": {"type": "json_schema", "schema": {}}, "text": {"format": {"type": "json_object"}},
 }  # fmt: skip
 OF_MESSAGES = {"tools": [{"name": "f", "input_schema": {"type": "object"}}]}
 OF_RESPONSES = {"tools": [{"type": "function", **FUNCTION}]}
+OF_GEMINI = {"tools": [{"functionDeclarations": [FUNCTION]}]}
 WITH_TOOLS: dict[tuple[str, str], Any] = {
     (MESSAGES, "tool_choice"): ({"type": "any"}, OF_MESSAGES),
     (MESSAGES, "tools"): (OF_MESSAGES["tools"], {}),
     (RESPONSES, "tool_choice"): ("required", OF_RESPONSES),
     (RESPONSES, "parallel_tool_calls"): (False, OF_RESPONSES),
     (RESPONSES, "tools"): (OF_RESPONSES["tools"], {}),
+    (GENERATE_CONTENT, "toolConfig"): ({"functionCallingConfig": {"mode": "ANY"}}, OF_GEMINI),
+    (GENERATE_CONTENT, "tools"): (OF_GEMINI["tools"], {}),
 }
 DECIDED_BY_VALUE = {(RESPONSES, "include"), (RESPONSES, "stream_options")}
 
@@ -278,13 +286,12 @@ def test_a_tool_that_failed_says_so() -> None:
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_field_that_nobody_knows_is_refused(bus: Bus, engine: ScriptedEngine, path: str) -> None:
     async with opened(bus) as desk, aiohttp.ClientSession() as http:
-        body = {**BODIES[path], "unheard_of": 1}
-        async with http.post(f"{desk.url}/v1/{path}", json=body, headers={"x-api-key": desk.key}) as answer:
+        body, url = {**BODIES[path], "unheard_of": 1}, f"{desk.url}/v1/{path.replace(GEMINI_MODEL, 'models/policy')}"
+        async with http.post(url, json=body, headers={"x-api-key": desk.key}) as answer:
             assert answer.status == 400
             assert "unheard_of is not known here" in (await answer.json())["error"]["message"]
-        async with http.post(
-            f"{desk.url}/v1/{path}", json={**body, "unheard_of": None}, headers={"x-api-key": desk.key}
-        ) as answer:
+        body |= {"unheard_of": None}
+        async with http.post(url, json=body, headers={"x-api-key": desk.key}) as answer:
             assert answer.status == 200
     assert len(engine.requests) == 1
 

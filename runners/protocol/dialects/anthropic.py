@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from lightningbus.runners.protocol.dialects.anthropic_request import chat, input_of
-from lightningbus.runners.protocol.dialects.base import sse_event
+from lightningbus.runners.protocol.dialects.anthropic_request import chat
+from lightningbus.runners.protocol.dialects.base import input_of, sse_event
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.thoughts import seal
 from lightningbus.runners.protocol.token_history import TokenHistory

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
+from lightningbus.runners.protocol.dialects.base import input_of
 from lightningbus.runners.protocol.message_parts import image_part, join_parts, left_out_part, text_part
 from lightningbus.runners.protocol.request_fields import (
     MESSAGES,
@@ -17,7 +18,6 @@ from lightningbus.runners.protocol.request_fields import (
 )
 from lightningbus.runners.protocol.thoughts import unseal
 from lightningbus.runners.protocol.token_history import TokenHistory
-from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 THINKING = frozenset({"adaptive", "disabled", "enabled"})
@@ -201,12 +201,6 @@ def _image(source: dict[str, Any]) -> str:
     if kind == "url" and source.get("url"):
         return str(source["url"])
     raise ValueError(f"an image of source {kind!r} is not known here; send base64, or a URL")
-
-
-def input_of(arguments: str) -> Any:
-    """Parse a call's arguments to the form that agents get: an object, around arguments that are none."""
-    parsed = parse_arguments(arguments or "{}")
-    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
 
 
 def _choice(choice: dict[str, Any], has_tools: bool) -> Any:

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 PING_COMMENT = b": the answer is being made\n\n"
 """A comment of server-sent events."""
@@ -115,3 +116,9 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))
+
+
+def input_of(arguments: str) -> Any:
+    """Parse a call's arguments to the form that agents get: an object, around arguments that are none."""
+    parsed = parse_arguments(arguments or "{}")
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
