@@ -4,10 +4,10 @@ Source: https://platform.openai.com/docs/api-reference/responses/create.
 """
 
 import copy
-import json
 from typing import Any
 
 from lightningbus.runners.protocol.dialects.base import text_of
+from lightningbus.runners.protocol.dialects.custom_tools import custom_arguments
 from lightningbus.runners.protocol.dialects.responses_client_tools import (
     CALLS,
     CLIENT_TOOLS,
@@ -15,7 +15,7 @@ from lightningbus.runners.protocol.dialects.responses_client_tools import (
     output_text,
     write_arguments,
 )
-from lightningbus.runners.protocol.dialects.responses_tools import INPUT, ResponsesTools, custom_input
+from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
 from lightningbus.runners.protocol.message_parts import image_part, join_parts, left_out_part, text_part
 from lightningbus.runners.protocol.request_fields import (
     RESPONSES,
@@ -103,7 +103,8 @@ class _Conversation:
         elif kind == "function_call":
             self._add_call(item, self._function_arguments(item))
         elif kind == "custom_tool_call":
-            self._add_call(item, self._custom_arguments(item), "custom")
+            arguments = custom_arguments(str(item.get("input") or ""), item.get("call_id"), self._history)
+            self._add_call(item, arguments, "custom")
         elif kind in CALLS:
             tool = CALLS[kind]
             self._add_call({**item, "name": tool}, self._client_arguments(item, tool), tool)
@@ -157,11 +158,6 @@ class _Conversation:
         arguments = str(item.get("arguments") or "")
         sent_back = parse_arguments(arguments)
         return self._history.sampled_arguments(item.get("call_id"), sent_back, parse_arguments) or arguments
-
-    def _custom_arguments(self, item: dict[str, Any]) -> str:
-        text = str(item.get("input") or "")
-        sampled = self._history.sampled_arguments(item.get("call_id"), text, custom_input)
-        return sampled or json.dumps({INPUT: text}, ensure_ascii=False)
 
     def _client_arguments(self, item: dict[str, Any], kind: str) -> str:
         tool = CLIENT_TOOLS[kind]

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightningbus.runners.protocol.dialects.custom_tools import custom_function, custom_input
 from lightningbus.runners.protocol.dialects.responses_client_tools import CLIENT_TOOLS, call_fields, client_function
-from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
-INPUT = "input"
-"""Argument of a custom tool's function: the text that the tool takes."""
 OF_VENDOR = frozenset({
     "code_interpreter", "computer", "computer_use", "file_search", "image_generation", "mcp",
     "programmatic_tool_calling", "tool_search", "web_search",
@@ -129,13 +127,6 @@ class ResponsesTools:
         return {**item, "type": "function_call", "arguments": arguments}
 
 
-def custom_input(arguments: str) -> str:
-    """Extract a custom tool's text from its function's arguments; other arguments are the text themselves."""
-    parsed = parse_arguments(arguments)
-    text = parsed.get(INPUT) if isinstance(parsed, dict) else None
-    return text if isinstance(text, str) else arguments
-
-
 def _name_of(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool; one that the agent runs is named by its type."""
     kind = tool.get("type")
@@ -146,21 +137,9 @@ def _pick(tool: dict[str, Any]) -> dict[str, Any]:
     return {key: tool[key] for key in FUNCTION_FIELDS if tool.get(key) is not None}
 
 
-def _custom_function(tool: dict[str, Any]) -> dict[str, Any]:
-    """Describe a custom tool as a function of one text; its grammar is told, and not enforced."""
-    text_format = tool.get("format") or {}
-    description = str(tool.get("description") or "")
-    if text_format.get("type") == "grammar":
-        syntax, grammar = text_format.get("syntax"), text_format.get("definition")
-        description = f"{description}\n\nThe input follows this {syntax} grammar:\n{grammar}".strip()
-    properties = {INPUT: {"type": "string", "description": "the whole input of the tool, as free text"}}
-    parameters = {"type": "object", "properties": properties, "required": [INPUT], "additionalProperties": False}
-    return {"description": description, "parameters": parameters}
-
-
 DESCRIBERS: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "function": _pick,
-    "custom": _custom_function,
+    "custom": custom_function,
     **dict.fromkeys(CLIENT_TOOLS, client_function),
 }
 """Descriptions of tools as functions, by the type of the tool."""
