@@ -82,7 +82,10 @@ class GroupGate:
     def end_step(self) -> dict[str, float]:
         """Return the metrics of the step that ends, and begin to count anew."""
         num_replaced, self._num_replaced = self._num_replaced, 0
-        return {"groups/replaced": num_replaced} if self.settings.task_selection.replace_without_signal else {}
+        if not self.settings.task_selection.replace_without_signal:
+            return {}
+        update_scale = 1 + num_replaced / self.settings.groups_per_step
+        return {"groups/replaced": num_replaced, "groups/update_scale": update_scale}
 
     async def _has_signal(self, group: RolloutGroup) -> bool:
         try:

@@ -85,6 +85,13 @@ STEP_METRICS: tuple[StepMetric, ...] = (
         "Groups without signal that others have replaced since the step before; absent without "
         "`task_selection.replace_without_signal`.",
     ),
+    StepMetric(
+        "groups/update_scale",
+        "update beside groups without signal",
+        "ratio",
+        "Groups that ended for each group of the step: replacing makes the gradient about as many times larger; absent "
+        "without `task_selection.replace_without_signal`.",
+    ),
     StepMetric("rollouts", "rollouts", "rollouts", "Rollouts in the groups of the step."),
     StepMetric("rollouts/trained", "rollouts trained", "rollouts", "Rollouts that were trained on."),
     StepMetric(

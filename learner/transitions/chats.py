@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lightningbus.learner.transitions.chat_content import Message, find_part_roles, join_parts
+from lightningbus.learner.transitions.rendered_answer import divide_turn
 from lightningbus.learner.transitions.sequences import CONTEXT
 from lightningbus.learner.transitions.transitions import Transition
 
@@ -76,17 +77,19 @@ def build_chat(messages: Sequence[Message], tools: Sequence[Any] | None, templat
             continue
         prompt = template.render(messages[:turn], tools, True)
         whole = template.render(messages[: turn + 1], tools, False)
-        if not whole.startswith(prompt):
+        parts = divide_turn(prompt, whole, messages[turn - 1] if turn else {}, messages[turn])
+        if parts is None:
             raise ValueError(
                 f"message {turn + 1}: the model's chat template does not continue the prompt by this answer"
             )
-        if missing := [name for name in _list_called(messages[turn]) if name not in whole[len(prompt) :]]:
+        prompt, answer = parts
+        if missing := [name for name in _list_called(messages[turn]) if name not in answer]:
             raise ValueError(
                 f"message {turn + 1}: the model's chat template leaves out the call of {missing[0]}: write the "
                 "call into `content`, as the engine's tool parser reads it"
             )
-        answer = _end_answer(template.encode(whole[len(prompt) :]), template.end_ids)
-        calls.append(demonstrated_call(turn, template.encode(prompt), answer))
+        response_ids = _end_answer(template.encode(answer), template.end_ids)
+        calls.append(demonstrated_call(turn, template.encode(prompt), response_ids))
     return calls
 
 

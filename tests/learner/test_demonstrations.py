@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -78,6 +79,46 @@ def test_a_template_that_rewrites_the_prompt_is_refused() -> None:
     template = ChatTemplate(lambda messages, tools, begins: f"{len(messages)}{begins}", encode, [END])
     with pytest.raises(ValueError, match="message 2: the model's chat template does not continue the prompt"):
         build_chat(LINES[0], None, template)
+
+
+BEGINS_THOUGHT = """{% for m in messages %}{% set text = m.content %}\
+{% if m.role == 'assistant' and '</think>' in text %}{% set text = text.split('</think>')[-1] %}{% endif %}\
+<{{ m.role }}>{{ text }}{{ '~' if m.role == 'assistant' }}{% endfor %}\
+{{ '<assistant><think>\\n' if add_generation_prompt }}"""
+"""As DeepSeek-R1's: the prompt begins a thought, and answers of a chat have none."""
+SYSTEM_LAST = """{% set system = messages[0].content if messages[0].role == 'system' else '' %}\
+{% for m in messages %}{% if m.role == 'user' %}[INST] {% if loop.last and system %}{{ system }}\n\n{% endif %}\
+{{ m.content }}[/INST]{% elif m.role == 'assistant' %} {{ m.content }}~{% endif %}{% endfor %}"""
+"""As Mistral's: the last message has the system's text while it is the user's."""
+
+
+def render_by(template: str) -> ChatTemplate:
+    compiled = jinja2.Environment().from_string(template)
+
+    def render_text(messages: Any, tools: Any, begins_answer: bool) -> str:
+        return compiled.render(messages=messages, tools=tools, add_generation_prompt=begins_answer)
+
+    return ChatTemplate(render_text, encode, [END])
+
+
+def test_a_prompt_that_begins_a_thought_ends_before_it_where_an_answer_has_none() -> None:
+    calls = build_chat(LINES[1], None, render_by(BEGINS_THOUGHT))
+    assert [text_of(call.response_ids) for call in calls] == ["2~", "3!~"]
+    assert text_of(calls[1].prompt_ids) == "<system>count<user>two<assistant>2~<user>and<assistant>"
+
+
+def test_a_thought_that_the_template_drops_is_refused() -> None:
+    for answer in ({"content": "<think>\nhm</think>1"}, {"content": "1", "reasoning_content": "hm"}):
+        with pytest.raises(ValueError, match="message 2: the model's chat template does not continue the prompt"):
+            build_chat([LINES[0][0], {"role": "assistant", **answer}], None, render_by(BEGINS_THOUGHT))
+
+
+def test_the_systems_text_may_stand_in_the_last_question() -> None:
+    calls = build_chat(LINES[1], None, render_by(SYSTEM_LAST))
+    assert [text_of(call.response_ids) for call in calls] == [" 2~", " 3!~"]
+    assert text_of(calls[1].prompt_ids) == "[INST] two[/INST] 2~[INST] count\n\nand[/INST]"
+    same = [{**each, "content": "go on"} if each["role"] == "user" else each for each in LINES[1]]
+    assert [text_of(call.response_ids) for call in build_chat(same, None, render_by(SYSTEM_LAST))] == [" 2~", " 3!~"]
 
 
 CALLING = [

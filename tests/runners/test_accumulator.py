@@ -116,3 +116,20 @@ def test_streamed_tool_calls_are_put_together() -> None:
 def test_a_request_that_is_none_is_refused(body: Any) -> None:
     with pytest.raises(ValueError, match="the request"):
         ChatRequest.parse(body, chat=True)
+
+
+@pytest.mark.parametrize("is_named_by_id", [True, False])
+def test_the_record_has_the_texts_of_tokens_beside_the_ids_of_likely_ones(is_named_by_id: bool) -> None:
+    """As vLLM writes entries: the name is the id on request, and the bytes of a sampled token are its text."""
+
+    def entry(token_id: int, text: str) -> dict[str, Any]:
+        names = [f"token_id:{each}" if is_named_by_id else text for each in (token_id, 3)]
+        others = [{"token": name, "logprob": -0.5, "bytes": list(name.encode())} for name in names]
+        return {"token": names[0], "logprob": -0.5, "bytes": list(text.encode()), "top_logprobs": others}
+
+    entries = [entry(7, "ä"), entry(8, ""), entry(9, "\N{REPLACEMENT CHARACTER}")]
+    answer = FIRST | chunk(4, [7, 8, 9], "ä", finish_reason="stop")
+    answer["choices"][0]["logprobs"] = {"content": entries}
+    options = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": is_named_by_id}
+    (part,) = collected(answer, **options).sampled_choices()
+    assert part.token_texts == ("ä", "", "\N{REPLACEMENT CHARACTER}")

@@ -9,6 +9,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from tests.runners.chat_templates import ANYWHERE, RenderingEngine
 from tests.runners.conftest import PROMPT, ScriptedEngine
+from tests.runners.test_coding_agents import called
 from tests.runners.test_dialects import SAYING, Desk, opened
 
 PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
@@ -116,3 +117,51 @@ async def test_names_that_a_template_leaves_out_are_told_once(
         for _ in range(2):
             assert (await post(desk, "chat/completions", messages=messages))[0] == 200
     assert caplog.text.count("policy does not read the `name` of messages") == is_told
+
+
+GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: WORD"}}
+CODE: dict[str, Any] = {"type": "custom", "custom": {"name": "code", "description": "Runs.", "format": GRAMMAR}}
+CODE_CHOICE: Any = {"type": "custom", "custom": {"name": "code"}}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_custom_tool_of_a_chat_takes_text(desk: Desk, engine: ScriptedEngine, streamed: bool) -> None:
+    sampled = '{ "input" :"print(1)"}'
+    (start, *_), end = called("code", sampled)[0]["tool_calls"], {"finish_reason": "tool_calls"}
+    pieces = [{"index": 0, "function": {"arguments": part}} for part in (sampled[:9], sampled[9:])]
+    start = {**start, "function": {"name": "code"}}
+    other = {"index": 1, "id": "call_2", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    engine.script = [{"role": "assistant", "tool_calls": [piece]} for piece in (start, *pieces, other)] + [end]
+    request: dict[str, Any] = {"model": "policy", "tools": [*FUNCTIONS, CODE]}
+    messages: list[Any] = [{"role": "user", "content": "x"}]
+    answer: Any = await desk.openai.chat.completions.create(**request, messages=messages, stream=streamed)
+    if streamed:
+        parts = [part async for chunk in answer if chunk.choices for part in chunk.choices[0].delta.tool_calls or ()]
+        calls = [{**part.model_dump(exclude_none=True, exclude={"index"})} for part in parts]
+    else:
+        calls = [call.model_dump(exclude_none=True) for call in answer.choices[0].message.tool_calls]
+    custom = {"id": "call_1", "type": "custom", "custom": {"name": "code", "input": "print(1)"}}
+    assert custom in calls and [call["type"] for call in calls].count("function") == 1 and len(calls) == 2
+    engine.script = SAYING
+    messages += [
+        {"role": "assistant", "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": call["id"], "content": "1"} for call in calls),
+    ]
+    await desk.openai.chat.completions.create(**request, messages=messages, tool_choice=CODE_CHOICE)
+    first, second = engine.requests
+    (*functions, code) = first["tools"]
+    assert functions == FUNCTIONS and code["function"]["parameters"]["required"] == ["input"]
+    assert "lark grammar:\nstart: WORD" in code["function"]["description"]
+    assert second["tool_choice"] == {"type": "function", "function": {"name": "code"}}
+    sent = {call["function"]["name"]: call["function"]["arguments"] for call in second["messages"][1]["tool_calls"]}
+    assert sent == {"code": sampled, "add": "{}"}
+
+
+async def test_a_custom_tool_of_a_chat_may_be_one_of_the_allowed(desk: Desk, engine: ScriptedEngine) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "tools": [*FUNCTIONS, CODE]}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CODE_CHOICE]}}
+    assert (await post(desk, "chat/completions", **chat, tool_choice=allowed))[0] == 200
+    (request,) = engine.requests
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["code"]
+    for wrong in ({"type": "custom"}, {"type": "custom", "custom": []}, {"type": "custom", "custom": {}}):
+        assert (await post(desk, "chat/completions", **{**chat, "tools": [wrong]}))[0] == 400

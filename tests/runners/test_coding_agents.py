@@ -18,8 +18,8 @@ from lightningbus.runners.gateway import sse
 from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from lightningbus.runners.protocol.dialects.base import input_of
+from lightningbus.runners.protocol.dialects.custom_tools import custom_input
 from lightningbus.runners.protocol.dialects.registry import APIS
-from lightningbus.runners.protocol.dialects.responses_tools import custom_input
 from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messages, needed_fields, probes
 from lightningbus.runners.protocol.model_names import apply_alias
 from lightningbus.runners.protocol.request import ChatRequest

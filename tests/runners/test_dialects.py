@@ -277,7 +277,7 @@ async def test_errors_are_said_as_the_vendor_would(desk: Desk, engine: ScriptedE
         ({"input": 1}, "no input"),
         ({"input": [1]}, "an input item is a JSON object"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "an input item of type 'item_reference'"),
-        ({"input": [{"type": "local_shell_call"}]}, "an input item of type 'local_shell_call' is not known"),
+        ({"input": [{"type": "robot_call"}]}, "an input item of type 'robot_call' is not known"),
         ({"input": "x", "tools": [{"name": "f"}]}, "a tool is an object with a type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "no message has the role 'robot'"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "content of type 'input_audio'"),

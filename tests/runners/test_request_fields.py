@@ -38,7 +38,12 @@ from openai.types.shared_params import Reasoning
 
 from lightningbus.bus.client import Bus
 from lightningbus.runners.protocol import request_fields as tables
-from lightningbus.runners.protocol.dialects import anthropic_request, gemini_fields, responses_request
+from lightningbus.runners.protocol.dialects import (
+    anthropic_request,
+    gemini_fields,
+    responses_client_tools,
+    responses_request,
+)
 from lightningbus.runners.protocol.dialects.anthropic_tools import CLIENT_TOOLS, DATE
 from lightningbus.runners.protocol.dialects.registry import APIS, GEMINI_MODEL, GENERATE_CONTENT
 from lightningbus.runners.protocol.request import ChatRequest
@@ -273,6 +278,7 @@ def test_kinds_that_are_not_known_are_refused() -> None:
     assert left_out >= {"function", "custom", "namespace", "web_search"}, "the vendor's own are left out, and logged"
     items = accepted(RESPONSES, "input", response_input_param.ResponseInputItemParam, lambda item: [item])
     calls = {"function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+    calls |= {*responses_client_tools.CALLS, *responses_client_tools.OUTPUTS}
     assert items == {*calls, "reasoning", *responses_request.OF_VENDOR}, "a message has a role, a reference an id"
     assert keys(MessageParam) == {"role", "content"}
 

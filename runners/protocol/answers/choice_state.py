@@ -10,10 +10,12 @@ from lightningbus.runners.protocol.answers.joined_message import JoinedMessage
 from lightningbus.schemas.spans import MAX_ENGINE_ID
 from lightningbus.schemas.text import replace_surrogates
 
+ID_PREFIX = "token_id:"
+
 
 def name_token(token_id: int) -> str:
     """Write a token by its id, as vLLM does on request."""
-    return f"token_id:{token_id}"
+    return f"{ID_PREFIX}{token_id}"
 
 
 def name_tokens(logprobs: dict[str, Any], token_ids: Sequence[int]) -> dict[str, Any]:
@@ -23,6 +25,14 @@ def name_tokens(logprobs: dict[str, Any], token_ids: Sequence[int]) -> dict[str,
         entries = zip(logprobs["content"] or (), names, strict=False)
         return {**logprobs, "content": [{**entry, "token": name} for entry, name in entries]}
     return {**logprobs, "tokens": names} if "tokens" in logprobs else logprobs
+
+
+def _read_text(entry: dict[str, Any]) -> str:
+    """Return the text of a chat's token: vLLM has it in the bytes of an entry that names the token by its id."""
+    token, text_bytes = str(entry.get("token", "")), entry.get("bytes")
+    return (
+        token if text_bytes is None or not token.startswith(ID_PREFIX) else bytes(text_bytes).decode(errors="replace")
+    )
 
 
 @dataclass
@@ -65,7 +75,7 @@ class ChoiceState:
         if "content" in logprobs:  # a chat
             entries = logprobs["content"] or ()
             self.logprobs += [entry["logprob"] for entry in entries]
-            texts = [str(entry.get("token", "")) for entry in entries]
+            texts = list(map(_read_text, entries))
         else:
             self.logprobs += logprobs.get("token_logprobs") or ()
             texts = list(logprobs.get("tokens") or ())

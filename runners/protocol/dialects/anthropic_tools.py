@@ -6,31 +6,13 @@ Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/tool-search
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from lightningbus.runners.protocol.dialects.client_tools import ClientTool, text_properties
 from lightningbus.runners.protocol.request_fields import MESSAGES_TOOL
 
 DATE = re.compile(r"_\d{8}$")
 """Suffix of the type of a tool that the vendor's models know."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTool:
-    """A tool that the agent runs, whose description and schema the vendor's models know by heart."""
-
-    description: str
-    properties: dict[str, dict[str, Any]]
-    required: tuple[str, ...] = ()
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of its input."""
-        return {"type": "object", "properties": self.properties, "required": list(self.required)}
-
-
-def _texts(*names: str) -> dict[str, dict[str, Any]]:
-    return {name: {"type": "string"} for name in names}
 
 
 LINES: dict[str, dict[str, Any]] = {
@@ -40,13 +22,13 @@ LINES: dict[str, dict[str, Any]] = {
 CLIENT_TOOLS = {
     "bash": ClientTool(
         "Run a command in a shell that keeps its state.",
-        {**_texts("command"), "restart": {"type": "boolean", "description": "start the shell anew"}},
+        {**text_properties("command"), "restart": {"type": "boolean", "description": "start the shell anew"}},
     ),
     "text_editor": ClientTool(
         "View, create and edit files.",
         {
             "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
-            **_texts("path", "file_text", "old_str", "new_str", "insert_text"),
+            **text_properties("path", "file_text", "old_str", "new_str", "insert_text"),
             **LINES,
         },
         ("command", "path"),
@@ -55,7 +37,7 @@ CLIENT_TOOLS = {
         "View, create, edit, rename and delete the files of a memory that outlasts the conversation.",
         {
             "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
-            **_texts("path", "file_text", "old_str", "new_str", "insert_text", "old_path", "new_path"),
+            **text_properties("path", "file_text", "old_str", "new_str", "insert_text", "old_path", "new_path"),
             **LINES,
         },
         ("command",),

@@ -2,8 +2,10 @@
 
 from typing import Any, Protocol
 
+from lightningbus.runners.protocol.dialects.chat_tools import ChatTools
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 PING_COMMENT = b": the answer is being made\n\n"
@@ -46,41 +48,32 @@ class Dialect(Protocol):
 class OpenAIDialect:
     """Chat Completions and Completions."""
 
-    def __init__(self, body: Any, chat: bool) -> None:
+    def __init__(self, body: Any, chat: bool, history: TokenHistory) -> None:
         """Parse a request; raise ValueError with a sentence for the agent."""
-        self.call = ChatRequest.parse(_choose_allowed(body) if chat else body, chat)
+        is_chat = chat and isinstance(body, dict)
+        self._tools = ChatTools(body.get("tools") if is_chat else None)
+        self.call = ChatRequest.parse(self._tools.convert(body, history) if is_chat else body, chat)
         self.left_out: tuple[str, ...] = ()
         self.tells_full_context_in_stream = False
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer unchanged."""
-        return response
+        """Return the answer with the calls of custom tools as texts."""
+        return self._tools.convert_answer(response)
 
     def events(self) -> "OpenAIEncoder":
-        """Return an encoder that leaves chunks as they are."""
-        return OpenAIEncoder()
-
-
-def _choose_allowed(body: Any) -> Any:
-    """Leave out the tools of a chat that its ``tool_choice`` does not allow, which engines do not know."""
-    choice = body.get("tool_choice") if isinstance(body, dict) else None
-    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return body
-    allowed = choice["allowed_tools"]
-    names = {tool["function"]["name"] for tool in allowed.get("tools") or ()}
-    tools = [tool for tool in body.get("tools") or () if tool["function"]["name"] in names]
-    if not tools and allowed.get("mode") == "required":
-        raise ValueError("tool_choice requires one of its allowed tools, and the request has none of them")
-    rest = {name: value for name, value in body.items() if name not in ("tool_choice", "tools")}
-    return {**rest, "tools": tools, "tool_choice": allowed.get("mode") or "auto"} if tools else rest
+        """Return the encoder of a new stream."""
+        return OpenAIEncoder(self._tools)
 
 
 class OpenAIEncoder:
     """``data:`` lines up to ``[DONE]``."""
 
+    def __init__(self, tools: ChatTools) -> None:
+        self._tools = tools
+
     def on_chunk(self, chunk: dict[str, Any]) -> bytes:
-        """Encode the chunk unchanged."""
-        return sse_event(chunk)
+        """Encode the chunk with the calls of custom tools as texts."""
+        return sse_event(self._tools.convert_chunk(chunk))
 
     def finish(self) -> bytes:
         """Encode the end marker."""

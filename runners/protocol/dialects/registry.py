@@ -38,7 +38,7 @@ def _gemini(status: int, kind: str, message: str) -> dict[str, Any]:
 
 
 def _openai_dialect(chat: bool, body: Any, history: TokenHistory) -> Dialect:
-    return OpenAIDialect(body, chat)
+    return OpenAIDialect(body, chat, history)
 
 
 def _responses_dialect(body: Any, history: TokenHistory) -> Dialect:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightningbus.runners.protocol.dialects.base import PING_COMMENT, error_code, sse_event
+from lightningbus.runners.protocol.dialects.responses_client_tools import CLIENT_TOOLS
 from lightningbus.runners.protocol.dialects.responses_items import item_id, message_item, reasoning_item
 from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
 
@@ -93,21 +94,29 @@ class ResponsesEncoder:
         if self._open != "call" or index != self._call_index:
             events += self._close()
             self._call_index = index
-            self._call = {"id": piece.get("id") or "", "name": function.get("name") or ""}
+            name = function.get("name") or ""
+            self._call = {"id": piece.get("id") or "", "name": name, "kind": self._tools.kind_of(name)}
             events += self._begin("call")
         if arguments := function.get("arguments"):
             self._text += arguments
-            if self._item()["type"] == "function_call":  # a custom tool's text is known once the arguments are whole
+            if self._call["kind"] == "function":  # what others make of their arguments is known once these are whole
                 events += self._event("response.function_call_arguments.delta", **self._where(), delta=arguments)
         return events
 
     def _begin(self, kind: str) -> bytes:
         self._open, self._text = kind, ""
+        return b"" if self._is_item_call() else self._announce()
+
+    def _is_item_call(self) -> bool:
+        """Return whether the open item is a call that its tool has a form for, which needs the whole arguments."""
+        return self._open == "call" and self._call["kind"] in CLIENT_TOOLS
+
+    def _announce(self) -> bytes:
         started_item = {**self._item(), "status": "in_progress"}
         if "content" in started_item:
             started_item["content"] = []
         events = self._event("response.output_item.added", output_index=len(self._done), item=started_item)
-        if kind != "call":
+        if self._open != "call":
             part = self._item()["content"][0]
             events += self._event("response.content_part.added", **self._where(), content_index=0, part=part)
         return events
@@ -117,7 +126,9 @@ class ResponsesEncoder:
             return b""
         item, position, index = self._item(), self._where(), {"content_index": 0}
         self._add_to_message()
-        if self._open == "call" and item["type"] == "custom_tool_call":
+        if self._is_item_call():
+            events = self._announce() + self._list_commands(item)
+        elif self._open == "call" and item["type"] == "custom_tool_call":
             events = self._event("response.custom_tool_call_input.delta", **position, delta=item["input"])
             events += self._event("response.custom_tool_call_input.done", **position, input=item["input"])
         elif self._open == "call":
@@ -131,6 +142,16 @@ class ResponsesEncoder:
         events += self._event("response.output_item.done", output_index=len(self._done), item=item)
         self._done.append(item)
         self._open = ""
+        return events
+
+    def _list_commands(self, item: dict[str, Any]) -> bytes:
+        """Encode the commands of a shell's call."""
+        events = b""
+        for index, command in enumerate(item["action"]["commands"] if item["type"] == "shell_call" else ()):
+            place = {"output_index": len(self._done), "command_index": index}
+            events += self._event("response.shell_call_command.added", **place, command="")
+            events += self._event("response.shell_call_command.delta", **place, delta=command)
+            events += self._event("response.shell_call_command.done", **place, command=command)
         return events
 
     def _item(self) -> dict[str, Any]:

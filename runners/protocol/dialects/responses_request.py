@@ -4,11 +4,18 @@ Source: https://platform.openai.com/docs/api-reference/responses/create.
 """
 
 import copy
-import json
 from typing import Any
 
 from lightningbus.runners.protocol.dialects.base import text_of
-from lightningbus.runners.protocol.dialects.responses_tools import INPUT, ResponsesTools, custom_input
+from lightningbus.runners.protocol.dialects.custom_tools import custom_arguments
+from lightningbus.runners.protocol.dialects.responses_client_tools import (
+    CALLS,
+    CLIENT_TOOLS,
+    OUTPUTS,
+    output_text,
+    write_arguments,
+)
+from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
 from lightningbus.runners.protocol.message_parts import image_part, join_parts, left_out_part, text_part
 from lightningbus.runners.protocol.request_fields import (
     RESPONSES,
@@ -96,10 +103,15 @@ class _Conversation:
         elif kind == "function_call":
             self._add_call(item, self._function_arguments(item))
         elif kind == "custom_tool_call":
-            self._add_call(item, self._custom_arguments(item))
+            arguments = custom_arguments(str(item.get("input") or ""), item.get("call_id"), self._history)
+            self._add_call(item, arguments, "custom")
+        elif kind in CALLS:
+            tool = CALLS[kind]
+            self._add_call({**item, "name": tool}, self._client_arguments(item, tool), tool)
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            content = _content(item.get("output"))
-            self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+            self._add_output(item, _content(item.get("output")))
+        elif kind in OUTPUTS:
+            self._add_output(item, output_text(item))
         elif kind == "reasoning":
             sealed = unseal(item.get("encrypted_content"))
             thought = text_of(item.get("content")) or sealed or text_of(item.get("summary"))
@@ -129,12 +141,16 @@ class _Conversation:
         else:
             self._messages.append({"role": role, "content": _content(item.get("content"))})
 
-    def _add_call(self, item: dict[str, Any], arguments: str) -> None:
+    def _add_output(self, item: dict[str, Any], content: Any) -> None:
+        call_id = item.get("call_id") or item.get("id")  # the output of a local_shell has the call's id as its own
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+
+    def _add_call(self, item: dict[str, Any], arguments: str, kind: str = "function") -> None:
         answer, call_id = self._answer(goes_on=True), item.get("call_id")
         if call_id in self._call_ids:  # previous_response_id brought it already
             return
         self._call_ids.add(call_id)
-        name = self._tools.function_of(item.get("name"), item.get("namespace"))
+        name = self._tools.function_of(item.get("name"), item.get("namespace"), kind)
         function = {"name": name, "arguments": arguments}
         answer.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
@@ -143,10 +159,10 @@ class _Conversation:
         sent_back = parse_arguments(arguments)
         return self._history.sampled_arguments(item.get("call_id"), sent_back, parse_arguments) or arguments
 
-    def _custom_arguments(self, item: dict[str, Any]) -> str:
-        text = str(item.get("input") or "")
-        sampled = self._history.sampled_arguments(item.get("call_id"), text, custom_input)
-        return sampled or json.dumps({INPUT: text}, ensure_ascii=False)
+    def _client_arguments(self, item: dict[str, Any], kind: str) -> str:
+        tool = CLIENT_TOOLS[kind]
+        sent_back = item.get(tool.name)
+        return self._history.sampled_arguments(item.get("call_id"), sent_back, tool.read) or write_arguments(sent_back)
 
     def _answer(self, goes_on: bool = False) -> dict[str, Any]:
         """Find or begin the assistant's message for an item: text follows reasoning, calls follow text."""

@@ -5,17 +5,16 @@ Source: https://platform.openai.com/docs/api-reference/responses/create, ``tools
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightningbus.schemas.trajectory.chat_messages import parse_arguments
+from lightningbus.runners.protocol.dialects.custom_tools import custom_function, custom_input
+from lightningbus.runners.protocol.dialects.responses_client_tools import CLIENT_TOOLS, call_fields, client_function
 
-INPUT = "input"
-"""Argument of a custom tool's function: the text that the tool takes."""
 OF_VENDOR = frozenset({
-    "apply_patch", "code_interpreter", "computer", "computer_use", "file_search", "image_generation", "local_shell",
-    "mcp", "programmatic_tool_calling", "shell", "tool_search", "web_search",
+    "code_interpreter", "computer", "computer_use", "file_search", "image_generation", "mcp",
+    "programmatic_tool_calling", "tool_search", "web_search",
 })  # fmt: skip
 """Types of tools that run at the vendor, or are known to its models alone; a preview or a date may follow."""
 DATED = re.compile(r"(_preview)?(_\d{4}_\d{2}_\d{2})?$")
@@ -28,8 +27,8 @@ class ToolName:
 
     name: str
     namespace: str = ""
-    is_custom: bool = False
-    """Whether it takes free text instead of arguments."""
+    kind: str = "function"
+    """Its type: function, custom (it takes free text instead of arguments), or that of a tool that the agent runs."""
 
 
 class ResponsesTools:
@@ -38,8 +37,9 @@ class ResponsesTools:
     def __init__(self, tools: Iterable[Any] | None) -> None:
         """Convert tools; raise ValueError with a sentence for the agent.
 
-        A namespace becomes its functions, a custom tool a function of one text. Tools that run at the vendor are left
-        out: an agent cannot always take them out itself.
+        A namespace becomes its functions, a custom tool a function of one text, and a tool that the agent itself runs
+        the function that the vendor's models know. Tools that run at the vendor are left out: an agent cannot always
+        take them out itself.
         """
         self.functions: list[dict[str, Any]] = []
         self.left_out: list[str] = []
@@ -56,9 +56,9 @@ class ResponsesTools:
         if kind == "namespace" and not namespace:
             for inner in tool.get("tools") or ():
                 self._add(inner, str(tool.get("name") or ""))
-        elif kind in ("function", "custom"):
-            name = ToolName(str(tool.get("name") or ""), namespace, kind == "custom")
-            function = _custom_function(tool) if name.is_custom else _pick(tool)
+        elif kind in DESCRIBERS:
+            name = ToolName(_name_of(tool), namespace, kind)
+            function = DESCRIBERS[kind](tool)
             function["name"] = self._function_name(name)
             self._names[function["name"]] = name
             self._functions_by_name[name.name].append(function["name"])
@@ -69,14 +69,21 @@ class ResponsesTools:
             raise ValueError(f"a tool of type {kind[:80]!r} is not known here; give the agent a function instead")
 
     def _function_name(self, name: ToolName) -> str:
-        """Choose a function's name: the tool's own, after its namespace where another tool has it."""
-        return f"{name.namespace}__{name.name}" if name.namespace and name.name in self._names else name.name
+        """Choose a function's name: the tool's own, after its namespace or kind where another tool has it."""
+        other = self._names.get(name.name)
+        prefix = name.namespace or (name.kind if other and other.kind != name.kind else "")
+        return f"{prefix}__{name.name}" if other and prefix else name.name
 
-    def function_of(self, name: Any, namespace: Any = "") -> str:
+    def function_of(self, name: Any, namespace: Any = "", kind: str = "function") -> str:
         """Find the function of a tool that an earlier call names; a tool that is gone keeps its name."""
         same = self._functions_by_name.get(name, []) if isinstance(name, str) else []
-        exact = [function for function in same if self._names[function].namespace == (namespace or "")]
-        return next(iter(exact or same), str(name))
+        exact = [function for function in same if self._names[function] == ToolName(name, namespace or "", kind)]
+        near = [function for function in same if self._names[function].namespace == (namespace or "")]
+        return next(iter(exact or near or same), str(name))
+
+    def kind_of(self, function: str) -> str:
+        """Return the kind of the tool that a function stands for."""
+        return self._names[function].kind if function in self._names else "function"
 
     def choose(self, choice: Any) -> tuple[Any, list[dict[str, Any]]]:
         """Convert ``tool_choice``; return it with the functions that the model may call.
@@ -92,9 +99,9 @@ class ResponsesTools:
             if not functions and choice.get("mode") == "required":
                 raise ValueError("tool_choice requires one of its allowed tools, and none of them runs here")
             return choice.get("mode") or "auto" if functions else "none", functions
-        if kind not in ("function", "custom"):
+        if kind not in DESCRIBERS:
             raise ValueError(f"a tool_choice of type {kind!r} is not known here: name a function or custom tool")
-        name = self.function_of(choice.get("name"), choice.get("namespace"))
+        name = self.function_of(_name_of(choice), choice.get("namespace"), str(kind))
         return {"type": "function", "function": {"name": name}}, self.functions
 
     def _allowed(self, tools: Iterable[Any]) -> Iterator[str]:
@@ -103,38 +110,36 @@ class ResponsesTools:
             if named.get("type") == "namespace":
                 yield from (function for function, each in self._names.items() if each.namespace == named.get("name"))
             else:
-                yield self.function_of(named.get("name"), named.get("namespace"))
+                yield self.function_of(_name_of(named), named.get("namespace"), str(named.get("type")))
 
     def call_item(self, id: str, call_id: str, function: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the item of a call: of a custom tool with its text, of any other with its arguments."""
+        """Build the item of a call in the form of its tool: with a text, a field of its own, or arguments."""
         tool = self._names.get(str(function.get("name")), ToolName(str(function.get("name") or "")))
         arguments = str(function.get("arguments") or "")
-        item = {"id": id, "call_id": call_id, "name": tool.name, "status": "completed"}
+        item = {"id": id, "call_id": call_id, "status": "completed"}
+        if tool.kind in CLIENT_TOOLS:
+            return item | call_fields(tool.kind, arguments)
+        item["name"] = tool.name
         if tool.namespace:
             item["namespace"] = tool.namespace
-        if tool.is_custom:
+        if tool.kind == "custom":
             return {**item, "type": "custom_tool_call", "input": custom_input(arguments)}
         return {**item, "type": "function_call", "arguments": arguments}
 
 
-def custom_input(arguments: str) -> str:
-    """Extract a custom tool's text from its function's arguments; other arguments are the text themselves."""
-    parsed = parse_arguments(arguments)
-    text = parsed.get(INPUT) if isinstance(parsed, dict) else None
-    return text if isinstance(text, str) else arguments
+def _name_of(tool: Mapping[str, Any]) -> str:
+    """Return the name of a tool; one that the agent runs is named by its type."""
+    kind = tool.get("type")
+    return str((kind if kind in CLIENT_TOOLS else tool.get("name")) or "")
 
 
 def _pick(tool: dict[str, Any]) -> dict[str, Any]:
     return {key: tool[key] for key in FUNCTION_FIELDS if tool.get(key) is not None}
 
 
-def _custom_function(tool: dict[str, Any]) -> dict[str, Any]:
-    """Describe a custom tool as a function of one text; its grammar is told, and not enforced."""
-    text_format = tool.get("format") or {}
-    description = str(tool.get("description") or "")
-    if text_format.get("type") == "grammar":
-        syntax, grammar = text_format.get("syntax"), text_format.get("definition")
-        description = f"{description}\n\nThe input follows this {syntax} grammar:\n{grammar}".strip()
-    properties = {INPUT: {"type": "string", "description": "the whole input of the tool, as free text"}}
-    parameters = {"type": "object", "properties": properties, "required": [INPUT], "additionalProperties": False}
-    return {"description": description, "parameters": parameters}
+DESCRIBERS: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "function": _pick,
+    "custom": custom_function,
+    **dict.fromkeys(CLIENT_TOOLS, client_function),
+}
+"""Descriptions of tools as functions, by the type of the tool."""
