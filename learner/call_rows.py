@@ -26,7 +26,7 @@ def holds_calls(lines: Sequence[Line]) -> bool:
 
 
 def load_calls(path: Path, lines: Sequence[Line], model_path: Path) -> list[CallRow]:
-    """Read the call of each row; raise ValueError that names the line of one without tokens of the model."""
+    """Read the call of each row; raise ValueError with the line of a row that has no tokens of the model."""
     size, seen = find_vocabulary_size(model_path), dict[tuple[str, int], int]()
 
     def read(number: int, line: Mapping[str, Any]) -> CallRow:

@@ -31,7 +31,7 @@ def load_demonstrations(path: Path, model_path: Path) -> list[Demonstration]:
 
 
 def read_messages(value: Any) -> list[dict[str, Any]] | None:
-    """Return a list of messages without the fields that only others of a table have; None: it is no such list.
+    """Return a list of messages without the fields that only others of a table have; None: it is not a list.
 
     Content is text, or several parts of text; raises ValueError for other content.
     """

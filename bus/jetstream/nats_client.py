@@ -24,7 +24,7 @@ class PlaintextServerError(NatsError):
 
 
 class UserAddress(ParseResult):
-    """An address of a server, with a decoded user and password: nats-py sends them as they stand in the address.
+    """An address of a server, with a decoded user and password: nats-py does not decode percent-encoding.
 
     Servers that a cluster names have the user of the address that was given.
     """

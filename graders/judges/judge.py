@@ -49,7 +49,7 @@ class Judge:
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._num_calls = 0
         self.fields = SamplingFields()
-        """Names of the fields of sampling, as the endpoint's answers left them."""
+        """Names of the sampling fields that the endpoint has not refused."""
         self._key = os.environ.get(settings.api_key_env, "").strip() if settings.api_key_env else ""
         if settings.api_key_env and not self._key:
             raise GraderError(f"graders.{name}: the environment has no {settings.api_key_env}, which api_key_env names")

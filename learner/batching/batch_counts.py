@@ -76,7 +76,7 @@ def count_scored(built: Sequence[BuiltRollout]) -> Counter[str]:
 
 
 def count_signals(built: Sequence[BuiltRollout]) -> tuple[int, int]:
-    """Count the groups that are trained, and those of them that teach nothing: every advantage is 0."""
+    """Count the trained groups, and the trained groups whose advantages are all 0."""
     signals: dict[str, bool] = {}
     for each in built:
         if not each.reason:

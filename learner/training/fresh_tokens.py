@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.distributed import ProcessGroup
+from lightningbus.learner.training.effective_sample import MAX_LOG_RATIO
 from lightningbus.learner.transitions.sequences import TrainSequence
 
 FRESH = "fresh"
 """Field of a micro-batch, ``float32[tokens]``: 1 for a fresh token, else 0."""
-MAX_LOG_RATIO = 20.0
-"""Beyond it a ratio is as good as infinite, or 0."""
 
 
 def find_fresh(sequence: TrainSequence, version: int | None) -> Floats:

@@ -49,7 +49,7 @@ def find_sum(tensor: torch.Tensor) -> int:
 
 
 class SwapProof:
-    """What the parameters of a model were given in one reload, and what they hold at its end."""
+    """Compares the values that a reload gave to a model's parameters with the values in them at its end."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         """Follow the loaders of a model, once vLLM has made it ready for a reload."""
@@ -125,7 +125,7 @@ class SwapProof:
         return follow
 
     def _compare(self, layer: torch.nn.Module) -> None:
-        """Compare each parameter of a layer with what was given to it, unless it is a part of that."""
+        """Compare each parameter of a layer with the values it was given, unless the parameter is a shard of them."""
         for name, parameter in layer._parameters.items():
             key = layer, name
             if parameter is None or self._sizes.get(key, parameter.numel() + 1) > parameter.numel():
@@ -134,7 +134,7 @@ class SwapProof:
                 self._fail(layer, name)
 
     def _compare_product(self, layer: torch.nn.Module) -> None:
-        """Compare what a layer computes with columns of its matrix; a head that is tied has the embedding's."""
+        """Compare a layer's products with columns of its matrix; a tied head has the columns of the embedding."""
         method: Any = getattr(layer, "quant_method", None)
         if layer not in self._columns and isinstance(layer, ParallelLMHead) and type(method) in EXACT_METHODS:
             self._columns[layer] = _read_columns(layer.get_parameter("weight"))

@@ -43,7 +43,7 @@ CLIENT_TOOLS = {
         ("command",),
     ),
 }
-"""By their type without the date. Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview."""
+"""Tools by type, without the date. Source: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview."""
 
 
 class MessagesTools:

@@ -13,7 +13,7 @@ from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
 
 FINISH_REASONS = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
-"""By a chat's ``finish_reason``; of any other: STOP."""
+"""Google's finish reasons by a chat's ``finish_reason``; STOP stands for all others."""
 STATUSES = {
     401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 408: "DEADLINE_EXCEEDED", 409: "ABORTED",
     429: "RESOURCE_EXHAUSTED", 501: "UNIMPLEMENTED", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",

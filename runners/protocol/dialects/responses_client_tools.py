@@ -119,7 +119,7 @@ CLIENT_TOOLS = {
         _read_patch_operation,
     ),
 }
-"""By the type of the tool."""
+"""Tools that the client runs, by type."""
 CALLS = {f"{kind}_call": kind for kind in CLIENT_TOOLS}
 """Kinds of tools by the type of a call's item."""
 OUTPUTS = frozenset(f"{kind}_output" for kind in CALLS)
