@@ -80,7 +80,7 @@ class InferenceSettings(ModelRoleSettings):
     dtype: str = Field(
         default="auto",
         description="number format of weights and computation: vLLM's --dtype. auto: that of the model's files; on a "
-        "GPU vLLM's own choice, which makes bfloat16 of float32",
+        "GPU vLLM's own choice, which makes bfloat16 of float32; float32 on a CPU that would emulate 16 bits",
     )
     max_model_len: int | None = Field(
         default=None, gt=0, description="longest prompt plus answer in tokens: vLLM's --max-model-len"

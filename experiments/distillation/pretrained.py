@@ -12,9 +12,7 @@ from typing import Any
 
 import lightningbus as lb
 from experiments.distillation.job import Target, read_curve, run_ours
-from lightningbus.run.jobs.demo import BF16_FLAGS
 from lightningbus.run.jobs.demo_settings import PRETRAINED, build_settings, choose_size
-from lightningbus.run.machine.hardware import has_cpu_flag
 from lightningbus.run.pretrained.catalog import SMOLLM2
 from lightningbus.run.pretrained.folder import find_folder
 from lightningbus.run.projects.template import make_tasks, read_call_example
@@ -57,7 +55,7 @@ def train(
     name: str, work: Path, seed: int, steps: int, teacher: Path | None = None, target: float = 2.0
 ) -> list[dict[str, Any]]:
     """Train by rewards, or by a teacher until an evaluation is at the target; return the curve."""
-    size = choose_size(find_folder(SMOLLM2), steps, seed, any(map(has_cpu_flag, BF16_FLAGS)), has_gpu=False)
+    size = choose_size(find_folder(SMOLLM2), steps, seed, has_gpu=False)
     settings, learner, held_out = build_settings(replace(size, samples_heldout=2), work)
     fields, nodes = _read(learner), [_read(node) for node in settings.inference]
     if teacher is not None:

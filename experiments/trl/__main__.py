@@ -13,9 +13,8 @@ from statistics import mean
 from typing import Any
 
 from experiments.asynchrony.job import read
-from lightningbus.run.jobs.demo import BF16_FLAGS
+from lightningbus.common.processor import has_bfloat16
 from lightningbus.run.jobs.demo_settings import PRETRAINED
-from lightningbus.run.machine.hardware import has_cpu_flag
 from lightningbus.run.pretrained.catalog import SMOLLM2
 from lightningbus.run.pretrained.folder import find_folder
 
@@ -85,7 +84,7 @@ def train_trl(python: Path, work: Path, seed: int, steps: int) -> dict[str, Any]
         "samples": PRETRAINED.samples,
     }
     flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    flat += ["--bf16"] * any(map(has_cpu_flag, BF16_FLAGS))
+    flat += ["--bf16"] * has_bfloat16()
     subprocess.run([str(python), str(Path(__file__).with_name("grpo.py")), *flat], check=True)
     return {"system": "trl", "seed": seed, **json.loads(out.read_text())}
 

@@ -6,11 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+from lightningbus.common.processor import has_bfloat16
 from lightningbus.inference.engine.answer_parser import MIDDLEWARE
 from lightningbus.inference.engine.vllm_plugin import BACKEND
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.inference.version_registry import capacity
-from lightningbus.schemas.weights.dtypes import ALIASES, AUTO, read_dtype
+from lightningbus.schemas.weights.dtypes import ALIASES, AUTO, choose_cpu_dtype, read_dtype
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as --max-lora-rank."""
@@ -95,9 +96,9 @@ def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
 
 
 def _choose_dtype(settings: InferenceSettings) -> str:
-    """Return vLLM's --dtype: its own ``auto`` would round float32 files to bfloat16 also on a CPU, where it is slow."""
+    """Return vLLM's --dtype: its own ``auto`` would round float32 files on a CPU, and emulate bfloat16 slowly."""
     if settings.dtype == AUTO and not has_gpu() and (settings.model_path / "config.json").exists():
-        return read_dtype(settings.model_path)
+        return choose_cpu_dtype(read_dtype(settings.model_path), has_bfloat16=has_bfloat16())
     return settings.dtype
 
 

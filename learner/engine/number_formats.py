@@ -2,8 +2,16 @@
 
 from dataclasses import dataclass
 
+from lightningbus.common.processor import has_bfloat16
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.schemas.weights.dtypes import AUTO, Dtype, can_hold, choose_engine_dtype, read_dtype
+from lightningbus.schemas.weights.dtypes import (
+    AUTO,
+    Dtype,
+    can_hold,
+    choose_cpu_dtype,
+    choose_engine_dtype,
+    read_dtype,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +41,7 @@ def resolve_formats(settings: LearnerSettings, stored: Dtype, on_gpu: bool, has_
     weights further than versions are rounded: the trained policy would not be the one that samples.
     """
     weights = choose_engine_dtype(settings.weights.dtype, stored, on_gpu=on_gpu)
-    is_fast = on_gpu or (weights == "bfloat16" and has_bfloat16)
-    computation: Dtype = weights if is_fast else "float32"
+    computation = weights if on_gpu else choose_cpu_dtype(weights, has_bfloat16=has_bfloat16)
     if settings.engine.dtype != AUTO:
         computation = settings.engine.dtype
     if not can_hold(computation, weights) and settings.algorithm.rollout_correction.bypass_mode:
@@ -43,10 +50,3 @@ def resolve_formats(settings: LearnerSettings, stored: Dtype, on_gpu: bool, has_
             f"not be the one that samples. Set it to {weights}, or weights.dtype and the nodes' dtype to {computation}"
         )
     return NumberFormats(weights, computation, stored)
-
-
-def has_bfloat16() -> bool:
-    """Return whether this processor has instructions for bfloat16, which others emulate slowly."""
-    import torch
-
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -36,6 +36,14 @@ def choose_engine_dtype(requested: str, stored: Dtype, *, on_gpu: bool) -> Dtype
     return name
 
 
+def choose_cpu_dtype(stored: Dtype, *, has_bfloat16: bool) -> Dtype:
+    """Return the number format in which a CPU computes fast with weights in the format ``stored``, all exact. Pure.
+
+    ``has_bfloat16``: the processor has instructions for bfloat16. What a processor emulates takes ten times as long.
+    """
+    return stored if stored == "bfloat16" and has_bfloat16 else "float32"
+
+
 def can_hold(wide: Dtype, narrow: Dtype) -> bool:
     """Return whether every number of the format ``narrow`` is one of ``wide``. Pure."""
     return wide in ("float32", narrow)

@@ -14,7 +14,7 @@ from lightningbus.run.projects.template import read_call_example
 
 
 def test_a_model_that_the_demo_makes_lies_in_its_work_directory() -> None:
-    job = choose_size(None, None, seed=3, has_bf16=True, has_gpu=False)
+    job = choose_size(None, None, seed=3, has_gpu=False)
     settings, learner, heldout = build_settings(job, Path("work"))
     (node,) = settings.inference
     assert (job.steps, job.lr, node.dtype, node.max_model_len) == (TINY.steps, TINY.lr, "float32", 128)
@@ -22,14 +22,13 @@ def test_a_model_that_the_demo_makes_lies_in_its_work_directory() -> None:
     assert (learner.tasks, heldout.tasks) == (Path("work/train.jsonl"), Path("work/heldout.jsonl"))
 
 
-@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, "bfloat16"), (False, "float32")])
-def test_a_pretrained_model_has_settings_of_its_own(has_bf16: bool, dtype: str) -> None:
-    settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_bf16, False), Path("work"))
+def test_a_pretrained_model_has_settings_of_its_own() -> None:
+    settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_gpu=False), Path("work"))
     (node,) = settings.inference
-    assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == dtype
+    assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == "auto"
     assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 6)
     assert sum(runner.concurrency for runner in settings.runners) == node.max_num_seqs, "the engine is never idle"
-    assert learner.weights.dtype == dtype, "a version is not rounded more than its engine rounds"
+    assert learner.weights.dtype == "auto", "a version is not rounded more than its engine rounds"
     assert node.vllm_args == ["--block-size", "32"], "shorter than the prompts, which are cached by whole blocks"
 
 
@@ -40,7 +39,7 @@ def test_a_pretrained_model_is_shown_a_call_that_its_agent_understands() -> None
 
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_the_engine_leaves_a_part_of_the_gpu_to_the_learner(has_gpu: bool) -> None:
-    settings, _, _ = build_settings(choose_size(None, None, 0, has_bf16=True, has_gpu=has_gpu), Path("work"))
+    settings, _, _ = build_settings(choose_size(None, None, 0, has_gpu=has_gpu), Path("work"))
     (node,) = settings.inference
     assert node.vllm_args == (["--gpu-memory-utilization", "0.4"] if has_gpu else [])
 

@@ -14,7 +14,6 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.demo_settings import EXAMPLE, RUN, DemoConfig, build_settings, choose_size
-from lightningbus.run.machine.hardware import has_cpu_flag
 from lightningbus.run.pretrained.catalog import MODELS
 from lightningbus.run.pretrained.folder import provide_folder
 from lightningbus.run.processes.stack import LocalStack, start_stack
@@ -28,8 +27,6 @@ from lightningbus.store.clickhouse.client import connect, query_row
 
 POLL_SECONDS = 0.2
 TINY_MODEL = "tiny"
-BF16_FLAGS = ("amx_bf16", "avx512_bf16")
-"""Features of a processor that computes in bfloat16."""
 EXAMPLE_QUERIES = {
     "which weight version produced each token of a rollout": (
         "SELECT call, position, token, round(exp(logprob), 3) AS probability, version FROM tokens "
@@ -48,7 +45,7 @@ async def run_demo(model: str, runs: Path, steps: int | None = None, seed: int =
 
     ``model`` is `TINY_MODEL`, a name of `MODELS`, or a directory; ``steps`` None: as many as the model needs.
     """
-    job = choose_size(await _find_model(model), steps, seed, any(map(has_cpu_flag, BF16_FLAGS)), has_gpu())
+    job = choose_size(await _find_model(model), steps, seed, has_gpu())
     with RunDirectory(runs / RUN).lock(fresh=True) as directory:
         result, example = await _play(job, directory)
     report(result)

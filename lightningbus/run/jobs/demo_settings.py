@@ -12,6 +12,7 @@ from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.weights.dtypes import Dtype
 from lightningbus.store.settings import StoreSettings
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -37,7 +38,7 @@ class DemoConfig:
     lr: float
     lr_scheduler_type: str = "constant"
     min_lr_ratio: float = 1.0
-    engine_dtype: str = "float32"
+    dtype: Dtype | Literal["auto"] = "auto"
     vllm_args: tuple[str, ...] = ()
     checkpoint_interval: int | None = None
     micro_batch_tokens: int = 16384
@@ -59,7 +60,7 @@ class DemoConfig:
     """Directory of a pretrained model; None: the demo makes a small one."""
 
 
-TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
+TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1, dtype="float32")
 PRETRAINED = DemoConfig(
     steps=6,
     context=256,
@@ -76,14 +77,12 @@ PRETRAINED = DemoConfig(
 )
 
 
-def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool, has_gpu: bool) -> DemoConfig:
+def choose_size(model: Path | None, steps: int | None, seed: int, has_gpu: bool) -> DemoConfig:
     """Return the demo of a model; ``steps`` None: as many as that model needs.
 
-    ``has_bf16``: the processor computes in bfloat16, which others emulate. ``has_gpu``: engine and learner share a
-    GPU, which computes in bfloat16.
+    ``has_gpu``: engine and learner share a GPU.
     """
-    dtype: Literal["float32", "bfloat16"] = "bfloat16" if has_bf16 or has_gpu else "float32"
-    size = TINY if model is None else replace(PRETRAINED, engine_dtype=dtype)
+    size = TINY if model is None else PRETRAINED
     arguments = SHARED_GPU if has_gpu else () if model is None else SHORT_BLOCKS
     return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed, vllm_args=arguments)
 
@@ -93,7 +92,7 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
     model = job.model or work / "model"
     node = InferenceSettings(
         model_path=model,
-        dtype=job.engine_dtype,
+        dtype=job.dtype,
         max_model_len=job.context,
         max_num_seqs=32,
         cpu_threads=1,
@@ -115,7 +114,7 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
         checkpoint_dir=work.parent / "checkpoints",
         checkpoint_interval=job.checkpoint_interval,
         seq_len=job.context,
-        weights=WeightSettings(dtype=job.engine_dtype),
+        weights=WeightSettings(dtype=job.dtype),
         actor=ActorSettings(optim=optim, ppo_max_token_len_per_gpu=job.micro_batch_tokens),
     )
     agent = EXAMPLE if job.model is None else PROJECT

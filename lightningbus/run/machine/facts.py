@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 from lightningbus.bus.embedded.nats_server import port_is_free
+from lightningbus.common.processor import read_features
 from lightningbus.common.unix_sockets import PathTooLongError, private_directory
 from lightningbus.run.machine.checks import PACKAGES, Facts
-from lightningbus.run.machine.hardware import GIB, has_cpu_flag, read_gpus, read_hardware, read_versions
+from lightningbus.run.machine.hardware import GIB, read_gpus, read_hardware, read_versions
 from lightningbus.run.machine.installation import describe_missing_parts
 
 PORTS = {4222: "bus", 8123: "ClickHouse"}
@@ -27,7 +28,7 @@ def read_facts(runs: Path) -> Facts:
     existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
     gpus, versions = read_gpus(), read_versions(PACKAGES)
     hardware = read_hardware(gpus)
-    has_amx = has_cpu_flag("amx_tile")
+    has_amx = "amx_tile" in read_features()
     return Facts(
         platform=sys.platform,
         python=sys.version_info[:2],

