@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningbus.learner.model_check.probe import make_probe
+from lightningbus.learner.model_check.probe import make_short_probe
 from tests.learner.conftest import tiny_tokenizer
 from tests.polling import HANG_SECONDS
 
@@ -105,5 +105,5 @@ def test_the_probe_of_a_model_with_a_short_context_warns_of_nothing(
     tokenizer.model_max_length = 32
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    assert make_probe(tmp_path, 320, 16)
+    assert make_short_probe(tmp_path, 320, 16)
     assert not [record for record in caplog.records if "longer than" in record.getMessage()]

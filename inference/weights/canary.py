@@ -17,6 +17,7 @@ from lightningbus.inference.engine.base import (
 )
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
+from lightningbus.schemas.weights.temperature import describe_temperature_error, find_temperature_error
 
 MIN_LOGPROB = -9000.0
 """vLLM writes -9999 for minus infinity."""
@@ -63,6 +64,10 @@ def evaluate(spec: CanarySpec, prompts: Logprobs, answers: Logprobs, previous_le
         "tokens": float(len(engines)),
     }
     violations = _find_differences(spec, metrics)
+    if spec.is_engine_check and not violations:
+        token_ids = np.concatenate([np.frombuffer(prompt.ids, "<u4")[1:] for prompt in spec.prompts])
+        error = describe_temperature_error(find_temperature_error(-difference, learners, token_ids))
+        violations += [f"beside the learner's, the engine's log-probabilities {error}"] * bool(error)
     if not spec.is_engine_check:
         if not len(sampled):
             return CanaryResult("no token was sampled", {})

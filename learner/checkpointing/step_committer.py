@@ -12,7 +12,7 @@ from lightningbus.learner.checkpointing.checkpoint_schedule import CheckpointSch
 from lightningbus.learner.checkpointing.checkpoint_writer import CheckpointWriter, OnWritten, Write
 from lightningbus.learner.checkpointing.journal import EpochClaim, Journal
 from lightningbus.learner.checkpointing.resume import resume
-from lightningbus.learner.publishing.canary_prompts import CanaryPrompts, build_engine_check
+from lightningbus.learner.publishing.canary_prompts import CanaryPrompts, build_engine_check, build_first_engine_check
 from lightningbus.learner.publishing.publisher import WeightPublisher, fenced_error
 from lightningbus.learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking call in the trainer's thread."""
+
+
+LAST_CHECKED_VERSION = 3
+"""Version up to which an engine has to agree with the learner, also where it does not sample what is trained next."""
 
 
 class StepCommitter:
@@ -42,7 +46,6 @@ class StepCommitter:
         ``probe``: what the engines have to agree with the trainer on.
         """
         self._settings, self._trainer, self._probe = settings, trainer, probe
-        self._last_checked_version = 1 if settings.lora.lora_rank else 0  # new adapters are 0, and change nothing
         canary = settings.weights.canary
         self._canary_prompts = (
             CanaryPrompts(canary, settings.model_path, settings.seq_len) if canary is not None else None
@@ -163,8 +166,9 @@ class StepCommitter:
         canary: CanarySpec | None = None
         if self._canary_prompts is not None:
             canary = await self._in_thread(self._canary_prompts.build_spec, self._trainer)
-        elif self._probe is not None and state.version <= self._last_checked_version:
-            canary = await self._in_thread(build_engine_check, self._trainer, self._probe)
+        elif self._probe is not None and state.version <= LAST_CHECKED_VERSION:
+            build = build_engine_check if state.version else build_first_engine_check
+            canary = await self._in_thread(build, self._trainer, self._probe)
         await self._publisher.publish(
             path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, canary=canary
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightningbus.learner.engine.adapters import name_as_in_files
-from lightningbus.learner.model_check.agreement import mean_difference
+from lightningbus.learner.model_check.agreement import find_tolerance, mean_difference
 from lightningbus.learner.model_check.check import ModelCheck
 from lightningbus.learner.model_check.reference import ReferenceModel
 from lightningbus.learner.trainer import Floats
@@ -52,7 +52,7 @@ def make_adapter_probe(check: ModelCheck) -> AdapterProbe:
         _draw(adapted, share)
         log_probs = reference.log_probs(check.rows)
         effect = mean_difference(log_probs, check.log_probs)
-        if is_visible := effect >= MIN_EFFECT * check.engine_tolerance:
+        if is_visible := effect >= MIN_EFFECT * find_tolerance(check.rounding, num_rounded=1):
             break
     tensors = name_as_in_files(adapted.get_base_model(), get_peft_model_state_dict(adapted))
     return AdapterProbe(tensors, settings.lora.lora_alpha / settings.lora.lora_rank, log_probs, effect, is_visible)

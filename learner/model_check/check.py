@@ -10,19 +10,20 @@ from lightningbus.learner.engine.verl_checks import carries_state, uses_flash_at
 from lightningbus.learner.model_check.agreement import (
     MAX_DIFFERENCE,
     find_engine_tolerance,
+    find_log_prob_fault,
     find_tolerance,
     mean_difference,
 )
 from lightningbus.learner.model_check.computation_file import CheckedComputation, read_computation, write_computation
-from lightningbus.learner.model_check.lengths import SHORT, find_lengths
+from lightningbus.learner.model_check.lengths import SHORT, find_lengths, read_lengths
 from lightningbus.learner.model_check.memory import find_shortage
 from lightningbus.learner.model_check.model_files import find_missing_tensors
-from lightningbus.learner.model_check.probe import make_probe
+from lightningbus.learner.model_check.probe import make_long_probe, make_short_probe
 from lightningbus.learner.model_check.reference import EAGER, SDPA, Computation, ReferenceModel
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.model_config import read_text_config
-from lightningbus.learner.trainer import Floats
+from lightningbus.learner.trainer import Floats, ModelProbe
 from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
 from lightningbus.schemas.text import name_some, shorten_line
@@ -81,14 +82,11 @@ class ModelCheck:
         """
         if self.log_probs is None:
             return
-        difference = mean_difference(log_probs, self.log_probs)
-        tolerance = find_tolerance(self.rounding, is_float32=is_float32)
-        log.info("learner and transformers differ by %.2g nats per token (bound %.2g)", difference, tolerance)
-        if difference > tolerance:
+        bound = MAX_DIFFERENCE if is_float32 else find_tolerance(self.rounding, num_rounded=1)
+        if fault := find_log_prob_fault(log_probs, self.log_probs, self.rows, bound):
             raise ModelCheckError(
-                "this model would be trained wrong: the learner's log-probabilities differ by "
-                f"{difference:.3g} nats per token from those of transformers with eager attention, row by row, where "
-                f"rounding explains {tolerance:.3g}. Try engine.attn_implementation: eager, or "
+                "this model would be trained wrong: beside transformers with eager attention, row by row, the "
+                f"learner's log-probabilities {fault}. Try engine.attn_implementation: eager, or "
                 "engine.use_remove_padding: false"
             )
         engine = self.settings.engine
@@ -103,15 +101,15 @@ class ModelCheck:
             ),
         )
 
-    @property
-    def engine_tolerance(self) -> float:
-        """Largest mean difference of an inference engine to the learner, in nats per token, that is no fault."""
-        return find_tolerance(self.rounding, is_float32=False)
+    def make_probe(self, *, is_exact: bool) -> ModelProbe | None:
+        """Return what engines have to agree with; None: nothing is checked.
 
-    @property
-    def float32_engine_tolerance(self) -> float:
-        """`engine_tolerance` of an engine that computes in float32."""
-        return find_engine_tolerance(self.rounding)
+        ``is_exact``: the log-probabilities to agree with are computed in float32, at the weights that engines hold.
+        """
+        if not self.rows:
+            return None
+        tolerance = find_tolerance(self.rounding, num_rounded=1 if is_exact else 2)
+        return ModelProbe(self.rows, tolerance, find_engine_tolerance(self.rounding) if is_exact else None)
 
 
 def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
@@ -126,7 +124,7 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     _check_files(path)
     if known := read_computation(settings):
         computation = Computation(known.attention, known.is_packed)
-        rows = make_probe(path, known.vocabulary_size, settings.seq_len)
+        rows = _make_rows(settings, known.vocabulary_size)
         checked_settings = _with_computation(settings, device, computation, known.shares_prefixes)
         return ModelCheck(settings, checked_settings, rows, known.rounding, known.vocabulary_size)
     if shortage := find_shortage(path):
@@ -136,13 +134,22 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     with as_model_check_error(path, "transformers"):
         reference = ReferenceModel(path)
         vocabulary_size = find_vocabulary_size(path) or reference.vocabulary_size
-        rows = make_probe(path, vocabulary_size, settings.seq_len)
+        rows = make_short_probe(path, vocabulary_size, settings.seq_len)
         log_probs = reference.log_probs(rows)
     chosen = _choose_computation(settings.engine, device, _Differences(reference, rows, log_probs), short)
     shares = chosen == COMPUTATIONS[0] and _shares_prefixes(settings.engine, reference, rows)
+    rows = _make_rows(settings, vocabulary_size)
+    log_probs += reference.log_probs(rows[len(log_probs) :])
     rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
     checked_settings = _with_computation(settings, device, chosen, shares)
     return ModelCheck(settings, checked_settings, rows, rounding, vocabulary_size, log_probs)
+
+
+def _make_rows(settings: LearnerSettings, vocabulary_size: int) -> list[TrainSequence]:
+    """Make the rows of a check, the short ones first."""
+    path, max_tokens = settings.model_path, settings.seq_len
+    short = make_short_probe(path, vocabulary_size, max_tokens)
+    return short + make_long_probe(path, vocabulary_size, max_tokens, read_lengths(path))
 
 
 def _check_files(path: Path) -> None:
@@ -211,7 +218,7 @@ class _ShortLengths:
             self.shortest = next((length for length in find_lengths(config) if SHORT < length < seq_len), 0)
             if self.shortest:
                 reference = ReferenceModel(path, is_short=True)
-                rows = make_probe(path, find_vocabulary_size(path) or reference.vocabulary_size, seq_len)
+                rows = make_short_probe(path, find_vocabulary_size(path) or reference.vocabulary_size, seq_len)
                 differences = _Differences(reference, rows, reference.log_probs(rows))
                 self.right = list(differences.find_right(COMPUTATIONS))
         except Exception as error:  # a model's code may raise anything

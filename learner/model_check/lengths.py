@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 NAMES = (
@@ -23,6 +24,16 @@ def find_lengths(config: Any) -> list[int]:
     """List the lengths of the part for text, shortest first."""
     fields = config.get_text_config().to_dict()
     return sorted(holder[name] for holder, name in _find_fields(fields, _choose_names(fields)))
+
+
+def read_lengths(model_path: Path) -> list[int]:
+    """List the lengths of a model's configuration, shortest first; none of one that transformers cannot read."""
+    from transformers import AutoConfig
+
+    try:
+        return find_lengths(AutoConfig.from_pretrained(model_path, local_files_only=True))
+    except Exception:  # a configuration's code may raise anything; loading the model says what
+        return []
 
 
 def shorten(config: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 MAX_PROMPTS = 32
 MAX_PROMPT_TOKENS = 256
 """Tokens used of a prompt: together at most 64 KiB in each manifest."""
+
+NUM_LATER_ROWS = 7
+"""Rows of a model's probe that show whether an engine still agrees: all short ones, and a long one."""
 
 
 class CanaryPrompts:
@@ -38,32 +42,28 @@ class CanaryPrompts:
         )
 
 
+def build_first_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
+    """Compute what the first engine has to agree with at the first version; blocks for a forward pass."""
+    return to_engine_check(probe, trainer.log_probs(probe.rows))
+
+
 def build_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
-    """Compute what the first engine has to agree with; blocks for a forward pass."""
-    return to_engine_check(probe.rows, trainer.log_probs(probe.rows), probe.tolerance, probe.float32_tolerance)
+    """Compute what an engine has to agree with at a later version, on a part of the rows; blocks for a forward pass."""
+    return build_first_engine_check(trainer, replace(probe, rows=probe.rows[:NUM_LATER_ROWS]))
 
 
-def to_engine_check(
-    rows: Sequence[TrainSequence],
-    log_probs: Sequence[Floats],
-    tolerance: float,
-    float32_tolerance: float | None = None,
-) -> CanarySpec:
-    """Build the trial of an engine that has to compute ``log_probs``, one ``float32[N]`` per row.
-
-    ``tolerance``: the largest mean difference in nats per token that is no fault. ``float32_tolerance``: the same for
-    an engine in float32; None: ``tolerance``.
-    """
+def to_engine_check(probe: ModelProbe, log_probs: Sequence[Floats]) -> CanarySpec:
+    """Build the trial of an engine that has to compute ``log_probs``, one ``float32[N]`` per row of a probe."""
     unbounded = sys.float_info.max
     return CanarySpec(
-        prompts=_to_prompts(rows, log_probs),
+        prompts=_to_prompts(probe.rows, log_probs),
         max_tokens=1,
         max_kl=unbounded,
         min_entropy=0.0,
         max_entropy=unbounded,
         max_length_ratio=unbounded,
-        max_difference=tolerance,
-        max_float32_difference=float32_tolerance,
+        max_difference=probe.tolerance,
+        max_float32_difference=probe.float32_tolerance,
     )
 
 

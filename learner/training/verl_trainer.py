@@ -193,14 +193,11 @@ class VerlTrainer:
     def check_model(self) -> ModelProbe | None:
         """Compare the engine, in training mode, with the reference; see `lightningbus.learner.model_check.check`."""
         check = self._model_check
-        if not check.rows:
-            return None
         if check.log_probs is not None:
             with as_model_check_error(self._settings.model_path):
                 log_probs = self._infer(self._engine, check.rows, "log_probs", in_training_mode=True)
             check.verify(log_probs, is_float32=self._formats.is_exact)
-        is_exact = self._formats.computation == "float32"  # at the weights that engines hold
-        return ModelProbe(check.rows, check.engine_tolerance, check.float32_engine_tolerance if is_exact else None)
+        return check.make_probe(is_exact=self._formats.computation == "float32")
 
     @_collective
     def write_weights(self, path: Path) -> None:

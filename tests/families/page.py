@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.results import fill_page
-from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tolerance
+from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_engine_tolerance
 
 BEGIN, END = "<!-- make models: begin -->", "<!-- make models: end -->"
 
@@ -39,7 +39,7 @@ def render(results: Mapping[str, Any]) -> str:
         rows = "packed" if learner["is_packed"] else "padded"
         files = "same names" if learner["has_names_of_its_files"] else "**other names**"
         how = f"*tested*: {learner['attention']}, {rows}, {learner['difference']:.0e}"
-        bound = find_tolerance(learner["rounding"], is_float32=False)
+        bound = find_engine_tolerance(learner["rounding"])
         engine, lora = (_describe(item[part], bound) for part in ("engine", "lora"))
         steps = _describe_steps(item.get("training", {}))
         lines.append(f"| {name} | {how} | {engine} | {lora} | {files} | {steps} |")

@@ -22,13 +22,13 @@ def scale_attention(model: Any) -> None:
         layer.self_attn.scaling *= 1.05
 
 
-def scale_logits(model: Any) -> None:
-    """Multiply the logits by 1.02."""
+def scale_logits(model: Any, scale: float = 1.02) -> None:
+    """Multiply the logits."""
     import torch
 
     head = model.lm_head
     model.lm_head = torch.nn.Linear(head.in_features, head.out_features, bias=False)
-    model.lm_head.weight = torch.nn.Parameter(head.weight * 1.02)
+    model.lm_head.weight = torch.nn.Parameter(head.weight * scale)
 
 
 def exchange_heads(model: Any) -> None:

@@ -15,7 +15,7 @@ from lightningbus.inference.engine.peft import write_directory
 from lightningbus.inference.engine.worker.weight_transfer import tensors
 from lightningbus.learner.engine.adapters import check_targets, choose_excluded, name_as_in_files
 from lightningbus.learner.model_check.adapter_probe import make_adapter_probe
-from lightningbus.learner.model_check.agreement import mean_difference
+from lightningbus.learner.model_check.agreement import find_tolerance, mean_difference
 from lightningbus.learner.model_check.check import check_model
 from lightningbus.learner.model_check.reference import ReferenceModel
 from lightningbus.learner.publishing.weight_files import write_adapters
@@ -45,7 +45,9 @@ def test_adapters_drawn_by_chance_show_whether_they_are_there(tmp_path: Path, fa
     settings = settings_for(model, checkpoint_dir=tmp_path, engine={"check_model": True}, lora=lora)
     check = check_model(settings, "cpu")
     probe = make_adapter_probe(check)
-    assert probe.is_visible and probe.effect > 4 * check.engine_tolerance, "an engine without them is refused"
+    assert probe.is_visible and probe.effect > 4 * find_tolerance(check.rounding, num_rounded=1), (
+        "an engine without them is refused"
+    )
     again = make_adapter_probe(check)
     assert mean_difference(again.log_probs, probe.log_probs) == 0.0
 

@@ -15,6 +15,7 @@ from lightningbus.learner.model_check import check
 from lightningbus.learner.model_check.agreement import (
     MAX_DIFFERENCE,
     find_engine_tolerance,
+    find_log_prob_fault,
     find_tolerance,
     mean_difference,
 )
@@ -28,14 +29,14 @@ from lightningbus.learner.model_check.check import (
 from lightningbus.learner.model_check.computation_file import FILE
 from lightningbus.learner.model_check.memory import find_shortage
 from lightningbus.learner.model_check.model_files import find_missing_tensors
-from lightningbus.learner.model_check.probe import LENGTHS, make_probe
+from lightningbus.learner.model_check.probe import LENGTHS, LONG, NUM_LONG_TOKENS, make_long_probe, make_short_probe
 from lightningbus.learner.model_check.reference import EAGER, SDPA, ReferenceModel
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.schemas.weights.safetensors_header import PYTORCH, WHOLE
 from tests.families.__main__ import RESULTS
 from tests.families.families import FAMILIES, SIZES, Family, save_tiny_model
 from tests.families.page import is_tested
-from tests.learner.computation_faults import FAULTS, make_faulty
+from tests.learner.computation_faults import FAULTS, make_faulty, scale_logits
 from tests.learner.conftest import settings_for, tiny_tokenizer
 
 pytestmark = pytest.mark.timeout(300)
@@ -89,7 +90,7 @@ def test_a_family_is_computed_in_the_first_way_that_is_right(
     engine = trainer._settings.engine
     assert (engine.attn_implementation, engine.use_remove_padding) == (attention, is_packed)
     probe = trainer.check_model()
-    assert probe is not None and [len(row.token_ids) for row in probe.rows] == list(LENGTHS)
+    assert probe is not None and [len(row.token_ids) for row in probe.rows[: len(LENGTHS)]] == list(LENGTHS)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +183,43 @@ def test_chunks_are_never_packed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_engine_in_float32_shows_a_fault_that_rounding_hides(save: Save, fault: str) -> None:
     reference, faulty = ReferenceModel(save("llama")), ReferenceModel(save("llama"))
-    rows = make_probe(save("llama"), SIZES["vocab_size"], max_tokens=128)
+    rows = make_long_probe(save("llama"), SIZES["vocab_size"], max_tokens=128)
     right = reference.log_probs(rows)
     rounding = mean_difference(reference.rounded_log_probs(rows), right)
-    assert find_engine_tolerance(rounding) < 0.1 * find_tolerance(rounding, is_float32=False)
     make_faulty(faulty, FAULTS[fault])
     assert mean_difference(faulty.log_probs(rows), right) > find_engine_tolerance(rounding)
+
+
+@pytest.mark.parametrize("scale", [0.98, 1.02])
+def test_a_temperature_is_found_below_rounding(save: Save, scale: float) -> None:
+    rows = make_long_probe(save("llama"), SIZES["vocab_size"], max_tokens=128)
+    right = ReferenceModel(save("llama")).log_probs(rows)
+    faulty = ReferenceModel(save("llama"))
+    make_faulty(faulty, lambda model: scale_logits(model, scale))
+    bound = find_tolerance(mean_difference(faulty.rounded_log_probs(rows), right), num_rounded=1)
+    fault = find_log_prob_fault(faulty.log_probs(rows), right, rows, bound)
+    assert fault.startswith("are scaled by ")
+    assert float(fault.rpartition(" ")[2]) == pytest.approx(scale, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "lengths", "longest"),
+    [
+        (128, (), 128),
+        (4096, (), LONG),
+        (4096, (512, 1024), 1024 + LENGTHS[0]),
+        (1030, (512, 1024), 1030),
+        (1024, (1024,), LONG),
+        (20_000, (1024, 8192), 1024 + LENGTHS[0]),
+    ],
+)
+def test_a_row_exceeds_the_lengths_of_a_configuration(
+    save: Save, seq_len: int, lengths: tuple[int, ...], longest: int
+) -> None:
+    """Rows of ``seq_len`` may exceed them; beyond `MAX_LENGTH` a forward pass costs too much."""
+    rows = make_long_probe(save("llama"), SIZES["vocab_size"], seq_len, lengths)
+    assert max(len(row.token_ids) for row in rows) == longest
+    assert sum(len(row.token_ids) for row in rows) >= NUM_LONG_TOKENS
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a kernel"), Exception("no sequence"), ImportError("mamba_ssm")])
@@ -265,16 +297,19 @@ def test_a_complete_file_lacks_no_tensor(save: Save, family: str) -> None:
 def test_a_right_family_raises_no_alarm(save: Save, family: str, seed: int) -> None:
     """The computation that a learner chooses is far within its bound in float32, and in bfloat16, as on a GPU."""
     model = save(family, seed)
-    reference, rows = ReferenceModel(model), make_probe(model, SIZES["vocab_size"], max_tokens=128)
-    right = reference.log_probs(rows)
-    differences = _Differences(reference, rows, right)
+    reference = ReferenceModel(model)
+    short = make_short_probe(model, SIZES["vocab_size"], max_tokens=128)
+    differences = _Differences(reference, short, reference.log_probs(short))
     computation = next(differences.find_right(COMPUTATIONS))
     assert differences[computation] < 0.5 * MAX_DIFFERENCE
+    rows = make_long_probe(model, SIZES["vocab_size"], max_tokens=128)
+    right = reference.log_probs(rows)
     rounding = mean_difference(reference.rounded_log_probs(rows), right)
-    reference.compute(rows, computation)
+    reference.compute(short, computation)
     reference._model.to(torch.bfloat16)  # a class that chooses its attention as it is made was loaded anew
     rounded = reference.compute(rows, computation)
-    assert 0 < mean_difference(rounded, right) < 0.5 * find_tolerance(rounding, is_float32=False)
+    assert 0 < mean_difference(rounded, right) < 1.1 * rounding
+    assert find_log_prob_fault(rounded, right, rows, find_tolerance(rounding, num_rounded=1)) == ""
 
 
 def test_a_learner_that_goes_on_is_not_checked_again(save: Save, tmp_path: Path) -> None:
@@ -282,7 +317,9 @@ def test_a_learner_that_goes_on_is_not_checked_again(save: Save, tmp_path: Path)
     probe = trainer.check_model()
     again = check_model(settings_for(save("gemma2"), checkpoint_dir=tmp_path, engine={"check_model": True}), "cpu")
     assert again.log_probs is None, "the reference was not computed"
-    assert probe is not None and again.engine_tolerance == probe.tolerance
+    known = again.make_probe(is_exact=True)
+    assert probe is not None and known is not None
+    assert (known.tolerance, len(known.rows)) == (probe.tolerance, len(probe.rows))
     engine = again.settings.engine
     assert (engine.attn_implementation, engine.use_remove_padding) == (EAGER, False)
     other = settings_for(save("llama"), checkpoint_dir=tmp_path, engine={"check_model": True})

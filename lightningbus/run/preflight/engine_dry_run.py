@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightningbus.inference.engine.base import Engine, EngineError
@@ -47,31 +47,31 @@ def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSetting
     weights, or computes something else.
     """
     node = next((node for node in nodes if model in node.models and not node.frozen), None)
-    if node is None or check.log_probs is None:
+    probe = check.make_probe(is_exact=True)
+    if node is None or probe is None or check.log_probs is None:
         return
     files = find_weight_files(check.settings.model_path)
     size = sum(file.stat().st_size for file in files) / (1 << 30)
     if not files or size > MAX_GIB:
         yield f"{model}: the engine was left out, for {size:.1f} GiB of weights: the first node checks it in the run"
         return
-    tolerance = check.engine_tolerance
     with tempfile.TemporaryDirectory(prefix="lightningbus-engine-check-") as directory:
         work = Path(directory)
         weights = _join(files, work)
-        exact = check.float32_engine_tolerance
-        trials = [_Trial([weights], to_engine_check(check.rows, check.log_probs, tolerance, exact), "it")]
+        trials = [_Trial([weights], to_engine_check(probe, check.log_probs), "it")]
         if check.settings.lora.lora_rank:
-            probe = make_adapter_probe(check)
-            if not probe.is_visible:
+            adapters = make_adapter_probe(check)
+            if not adapters.is_visible:
                 yield (
                     f"warning: {model}: the engine is not tried with adapters: those of lora.target_modules change the "
-                    f"model by {probe.effect:.1g} nats per token, where rounding explains {tolerance:.1g}"
+                    f"model by {adapters.effect:.1g} nats per token, where rounding explains {probe.tolerance:.1g}"
                 )
             else:
-                write_adapters(probe.tensors, probe.scale, work / "adapters")
+                write_adapters(adapters.tensors, adapters.scale, work / "adapters")
                 way = "merged into it" if node.lora is None else "beside it"
                 is_exact = node.lora is None and read_dtype(check.settings.model_path) == "float32"  # no sum is rounded
-                spec = to_engine_check(check.rows, probe.log_probs, tolerance, exact if is_exact else None)
+                exact = probe.float32_tolerance if is_exact else None
+                spec = to_engine_check(replace(probe, float32_tolerance=exact), adapters.log_probs)
                 trials.append(_Trial([weights, work / "adapters"], spec, f"it with adapters {way}"))
         if not computes_in_float32(node):
             yield _try_in_float32(node, model, trials[0], work)

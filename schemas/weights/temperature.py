@@ -1,0 +1,36 @@
+"""The temperature by which two computations of log-probabilities differ: such a fault hides below rounding. Pure."""
+
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_TEMPERATURE_ERROR = 0.005
+"""Difference of two temperatures, as a share of them, that does not matter."""
+MAX_DEVIATIONS = 5.0
+"""Standard errors of such a difference that rounding explains: more are seen once in a million right computations."""
+
+Floats = NDArray[np.float64]
+
+
+def find_temperature_error(differences: Floats, logprobs: Floats, token_ids: NDArray[np.uint32]) -> float:
+    """Return the share by which a computation scales log-probabilities; 0 where rounding explains it.
+
+    ``differences``: to the right computation's ``logprobs``, ``float64[N]`` both; ``token_ids``: the N tokens. This is
+    the slope of a least-squares line, since the errors of rounding do not depend on the log-probability. Its standard
+    error lets the errors at one token be alike (Liang and Zeger 1986, clusters of tokens).
+    """
+    x, y = logprobs - logprobs.mean(), differences - differences.mean()
+    spread = float(x @ x)
+    if not spread:
+        return 0.0
+    slope = float(x @ y) / spread
+    by_token = np.bincount(np.unique(token_ids, return_inverse=True)[1], (y - slope * x) * x)
+    error = sqrt(float(by_token @ by_token)) / spread
+    is_explained = abs(slope) <= max(MAX_TEMPERATURE_ERROR, MAX_DEVIATIONS * error)
+    return 0.0 if is_explained else slope
+
+
+def describe_temperature_error(share: float) -> str:
+    """Describe the share that `find_temperature_error` found; empty for 0."""
+    return f"are scaled by {1 + share:.4g}" if share else ""

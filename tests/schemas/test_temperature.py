@@ -1,0 +1,36 @@
+"""A temperature that differs is found far below the errors of rounding, and those alone are not."""
+
+import numpy as np
+import pytest
+
+from lightningbus.schemas.weights.temperature import describe_temperature_error, find_temperature_error
+
+NUM_TOKENS, SPREAD, ROUNDING = 2000, 3.0, 0.06
+"""A probe's tokens; the deviation of their log-probabilities and of errors in 16 bits, in nats, as of SmolLM2-135M."""
+
+
+def find(seed: int, scale: float, alike: float = 0.0) -> float:
+    """Draw a probe of 300 kinds of tokens whose errors have a part in common, and measure it."""
+    random = np.random.default_rng(seed)
+    token_ids = random.integers(0, 300, NUM_TOKENS).astype(np.uint32)
+    logprobs = -np.abs(random.normal(0, SPREAD, NUM_TOKENS))
+    common = random.normal(0, 1, 300)[token_ids]
+    errors = ROUNDING * (alike**0.5 * common + (1 - alike) ** 0.5 * random.normal(0, 1, NUM_TOKENS))
+    return find_temperature_error((scale - 1) * logprobs + errors, logprobs, token_ids)
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5])
+def test_rounding_alone_is_never_a_temperature(alike: float) -> None:
+    """Power: a false alarm with a probability of 1 % would show in 500 probes with one of 0.99."""
+    assert not any(find(seed, 1.0, alike) for seed in range(500))
+
+
+@pytest.mark.parametrize(("scale", "alike"), [(1.02, 0.0), (0.98, 0.0), (1.02, 0.5)])
+def test_two_percent_are_found_always(scale: float, alike: float) -> None:
+    found = [find(seed, scale, alike) for seed in range(500)]
+    assert all(share == pytest.approx(scale - 1, abs=0.01) for share in found)
+    assert describe_temperature_error(0.02) == "are scaled by 1.02" and describe_temperature_error(0.0) == ""
+
+
+def test_equal_log_probabilities_have_no_slope() -> None:
+    assert find_temperature_error(np.ones(4), np.zeros(4), np.arange(4, dtype=np.uint32)) == 0.0
