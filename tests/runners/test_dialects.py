@@ -17,7 +17,7 @@ from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from lightningbus.runners.protocol.dialects.responses_request import chat as chat_of_response
 from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
-from lightningbus.runners.protocol.token_history import TokenHistory, has_reasoning
+from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.spans import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
@@ -494,9 +494,3 @@ def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
     begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]
     messages = chat_of_messages({"messages": begun}, TokenHistory())
     assert (messages["add_generation_prompt"], messages["continue_final_message"]) == (False, True)
-
-
-def test_thoughts_are_not_gone_on_with_as_tokens() -> None:
-    request = {"role": "user", "content": "x"}
-    assert has_reasoning([request, {"role": "assistant", "content": "y", "reasoning": "hm"}])
-    assert not has_reasoning([request, {"role": "assistant", "content": "y"}])
