@@ -6,6 +6,7 @@ sent to it, before there is a model: template, parsers and the checks of a reque
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,7 @@ class ScriptedCore:
         """Answer a request that the front end has accepted."""
         parameters = request.sampling_params
         assert parameters is not None, "only generation is asked for"
-        logprobs = None if parameters.logprobs is None else _script_logprobs(self._end, parameters.logprobs)
+        logprobs = None if parameters.logprobs is None else script_logprobs([self._end], parameters.logprobs)
         output = EngineCoreOutput(request.request_id, [self._end], logprobs, finish_reason=FinishReason.STOP)
         self._outputs.put_nowait(EngineCoreOutputs(outputs=[output]))
 
@@ -58,19 +59,19 @@ class ScriptedCore:
         """Do nothing: there is no process."""
 
 
-def _script_logprobs(token: int, num_others: int) -> LogprobsLists:
-    """Return scripted log-probabilities for a token and for ``num_others`` other tokens."""
-    ids = np.array([[token, *range(max(0, num_others))]], dtype=np.int64)
-    return LogprobsLists(ids, np.full(ids.shape, LOGPROB), np.ones(1, dtype=np.int64))
+def script_logprobs(tokens: Sequence[int], num_others: int) -> LogprobsLists:
+    """Return scripted log-probabilities for each token, and for ``num_others`` other tokens in its place."""
+    ids = np.array([[token, *range(max(0, num_others))] for token in tokens], dtype=np.int64)
+    return LogprobsLists(ids, np.full(ids.shape, LOGPROB), np.ones(len(tokens), dtype=np.int64))
 
 
-def _make_core(*_: object, renderer: Any, **named: object) -> ScriptedCore:
-    return ScriptedCore(renderer.tokenizer)
+def serve(core: type[ScriptedCore]) -> None:
+    """Serve with an engine core of this class until the process is ended."""
 
+    def make_core(*_: object, renderer: Any, **named: object) -> ScriptedCore:
+        return core(renderer.tokenizer)
 
-def main() -> None:
-    """Serve until the process is ended."""
-    EngineCoreClient.make_async_mp_client = staticmethod(_make_core)  # type: ignore[method-assign]
+    EngineCoreClient.make_async_mp_client = staticmethod(make_core)  # type: ignore[method-assign]
     cli_env_setup()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
     configure_logging_from_args(arguments)
@@ -79,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(ScriptedCore)

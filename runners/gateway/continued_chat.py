@@ -14,13 +14,15 @@ from lightningbus.runners.protocol.token_history import (
     TokenHistory,
     Tokenized,
     find_change,
-    has_reasoning,
     splice_prompt,
 )
 from lightningbus.schemas.trajectory.chat_messages import canonical_message
 
 Tokenize = Callable[[dict[str, Any]], Awaitable[Tokenized | None]]
 """Ask a node to divide a chat or a text into tokens; None: it gives none."""
+
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""Fields of a message that have its thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,6 @@ async def continue_prompt(
     if not continuation.can_splice(adapted, sampling) or (turn := history.longest_prefix(call)) is None:
         return None
     messages = call.body["messages"]
-    if has_reasoning(messages[: turn.num_messages]):
-        return None
     chat = await tokenize(call.to_tokenize_request(messages, is_answered=False))
     if chat is None:
         return Change.UNKNOWN
@@ -61,17 +61,23 @@ async def continue_prompt(
 
 async def _render(turn: ChatTurn, call: ChatRequest, chat: Tokenized, tokenize: Tokenize) -> Renderings | None:
     """Have the conversation rendered to its last answer, with the strings of the tokens; None: a node cannot."""
-    earlier = call.body["messages"][: turn.num_messages]
-    content = canonical_message(earlier[-1]).get("content") or ""
-    if not isinstance(content, str):
+    *before, answer = call.body["messages"][: turn.num_messages]
+    canonical = canonical_message(answer)
+    parts = [canonical.get(name) or "" for name in ("content", "reasoning")]
+    if not all(isinstance(part, str) for part in parts):
         return None
+    bare = {name: value for name, value in answer.items() if name not in REASONING_FIELDS}
     requests = [
-        call.to_tokenize_request(earlier[:-1], is_answered=False),
-        call.to_tokenize_request(earlier, is_answered=True),
-        *([call.to_content_request(content)] if content else []),
+        call.to_tokenize_request(before, is_answered=False),
+        call.to_tokenize_request([*before, answer], is_answered=True),
+        *(call.to_content_request(part) if part else None for part in parts),
+        call.to_tokenize_request([*before, bare], is_answered=True) if parts[1] else None,
     ]
-    texts = await asyncio.gather(*(tokenize({**request, "return_token_strs": True}) for request in requests))
-    prompt, whole, answer = (*texts, Tokenized([]))[:3]
-    if prompt is None or whole is None or answer is None:
+
+    async def render(request: dict[str, Any] | None) -> Tokenized | None:
+        return Tokenized([]) if request is None else await tokenize({**request, "return_token_strs": True})
+
+    prompt, whole, content, thought, without_thought = await asyncio.gather(*map(render, requests))
+    if prompt is None or whole is None or content is None or thought is None or without_thought is None:
         return None
-    return Renderings(prompt, answer, whole, chat)
+    return Renderings(prompt, content, thought, whole, without_thought, chat)

@@ -57,11 +57,13 @@ from lightningbus.runners.gateway.requests import (
 )
 from lightningbus.runners.gateway.slot import ActiveRollout, Slot
 from lightningbus.runners.protocol.dialects.base import Dialect
+from lightningbus.runners.protocol.dialects.gemini import describe_model
 from lightningbus.runners.protocol.dialects.registry import (
     APIS,
     COUNT_TOKENS,
     GEMINI_APIS,
     GEMINI_COUNT,
+    GEMINI_MODEL,
     STREAM_CONTENT,
     Api,
     translate_error,
@@ -88,6 +90,7 @@ UNSERVED = {
     ),
 }
 """Routes of vendors that need a service which keeps state, and what to use instead."""
+OTHER_GEMINI_METHOD = "of this API generateContent, streamGenerateContent and countTokens are"
 Decoded = TypeVar("Decoded")
 SLOT_KEY = web.RequestKey("slot", Slot)
 """Key of the slot that a request's key belongs to."""
@@ -157,6 +160,9 @@ class Gateway:
             self._app.router.add_route("*", f"/slot/{{k}}/v1/{path}", partial(self._refuse, sentence))
         self._app.router.add_get("/slot/{k}/v1/models", self._models)
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
+        self._app.router.add_get("/slot/{k}/v1beta/models", self._gemini_models)
+        self._app.router.add_get(f"/slot/{{k}}/v1beta/{GEMINI_MODEL}", self._gemini_model)
+        self._app.router.add_post(f"/slot/{{k}}/v1beta/{GEMINI_MODEL}", partial(self._refuse, OTHER_GEMINI_METHOD))
         self._app.router.add_get("/slot/{k}/v1/prompts/{name}", self._prompt)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
         self._app.router.add_post("/slot/{k}/otlp", self._otlp)  # some exporters add no path for the signal
@@ -280,12 +286,25 @@ class Gateway:
         return web.json_response({"object": "list", "data": [self._describe(model, model) for model in models]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
-        known = self._models_for(request[SLOT_KEY])
+        return web.json_response(self._describe(*self._find_model(request)))
+
+    async def _gemini_models(self, request: web.Request) -> web.Response:
+        models = sorted(self._models_for(request[SLOT_KEY]))
+        return web.json_response(
+            {"models": [describe_model(model, self.upstream.find_context(model)) for model in models]}
+        )
+
+    async def _gemini_model(self, request: web.Request) -> web.Response:
+        name, model = self._find_model(request)
+        return web.json_response(describe_model(name, self.upstream.find_context(model)))
+
+    def _find_model(self, request: web.Request) -> tuple[str, str]:
+        """Find the model that a path names; return the name and the model, or raise `ApiError`."""
+        name, known = request.match_info["model"], self._models_for(request[SLOT_KEY])
         model = self._calls.model_of(name, known)
         if model not in known:
             raise ApiError(404, "model_not_found", f"model {name!r} is not served")
-        return web.json_response(self._describe(name, model))
+        return name, model
 
     def _describe(self, name: str, model: str) -> dict[str, Any]:
         """Describe a model by the name that the agent has for it, with its context as vLLM and Anthropic say it."""

@@ -55,8 +55,12 @@ class Renderings:
     """The messages before the answer, and the start of an answer."""
     answer: Tokenized
     """The answer's content alone."""
+    thought: Tokenized
+    """The answer's thought alone."""
     turn: Tokenized
     """The messages up to the answer."""
+    turn_without_thought: Tokenized
+    """The messages up to the answer, without its thought; empty: it has none."""
     chat: Tokenized
     """All messages, and the start of an answer; without text."""
 
@@ -124,12 +128,6 @@ def _is_filled_in(original: Any, sent_back: Any) -> bool:
     return {name: value for name, value in sent_back.items() if name in original or value} == original
 
 
-def has_reasoning(messages: Sequence[Any]) -> bool:
-    """Return whether an engine's parser separated reasoning from content: it does so on the chat route only."""
-    known = [message for message in messages if isinstance(message, dict)]
-    return any(message.get("reasoning") or message.get("reasoning_content") for message in known)
-
-
 def _digests(call: ChatRequest, messages: Sequence[Any]) -> Iterator[bytes]:
     """Return the digest of the conversation up to each message.
 
@@ -142,16 +140,21 @@ def _digests(call: ChatRequest, messages: Sequence[Any]) -> Iterator[bytes]:
 def find_change(turn: ChatTurn, renderings: Renderings) -> Change | None:
     """Find out whether a template renders a conversation up to its last answer as it was asked and answered.
 
-    Space around the answer does not count. Texts are compared, because tokens may join where an answer begins.
+    Space around thought and content does not count, nor do the template's marks around a thought. Texts are compared,
+    because tokens may join where an answer begins.
     """
-    prompt, answer, whole = renderings.prompt, renderings.answer, renderings.turn
-    if not prompt.text or not whole.text or bool(answer.token_ids) != bool(answer.text):
+    prompt, whole, parts = renderings.prompt, renderings.turn, (renderings.thought, renderings.answer)
+    if not prompt.text or not whole.text or any(bool(part.token_ids) != bool(part.text) for part in parts):
         return Change.UNKNOWN
     if _digest_tokens(prompt.token_ids) != turn.rendering or not whole.text.startswith(prompt.text):
         return Change.PROMPT
-    if not _strip(whole.text[len(prompt.text) :]).startswith(_strip(answer.text)):
-        return Change.ANSWER
-    return None
+    thought, content = (_strip(part.text) for part in parts)
+    answer = _strip(whole.text[len(prompt.text) :])
+    if not thought:
+        return None if answer.startswith(content) else Change.ANSWER
+    is_dropped = whole.token_ids == renderings.turn_without_thought.token_ids
+    _, is_found, rest = answer.partition(thought)
+    return None if is_found and content in rest and not is_dropped else Change.ANSWER
 
 
 def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:

@@ -40,6 +40,46 @@ THREE_ROLES = """
 {%- for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<|{{ m.role }}|>{{ m.content }}</s>
 {%- endif %}{% endfor %}"""
 """Zephyr: other roles are left out without a word."""
+HERMES = """
+{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}You are a helpful assistant.{% endif %}
+
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'user' or m.role == 'system' and not loop.first %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% elif m.role == 'assistant' %}<|im_start|>assistant
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{% if not loop.first or m.content %}
+{% endif %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% elif m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ m.content }}
+</tool_response>{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Qwen2.5 and Hermes, with thoughts: definitions of tools are rendered before all turns."""
 TEMPLATES = {
     "strict": STRICT,
     "anywhere": ANYWHERE,

@@ -33,6 +33,8 @@ class Step:
     calls: Sequence[tuple[str, str]] = ()
     is_interrupted: bool = False
     """The answer does not end before its client leaves."""
+    thought: str = ""
+    """The model thinks this before it answers."""
 
 
 DONE = Step("done")

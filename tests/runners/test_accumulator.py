@@ -133,3 +133,18 @@ def test_the_record_has_the_texts_of_tokens_beside_the_ids_of_likely_ones(is_nam
     options = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": is_named_by_id}
     (part,) = collected(answer, **options).sampled_choices()
     assert part.token_texts == ("ä", "", "\N{REPLACEMENT CHARACTER}")
+
+
+def test_a_prompt_of_tokens_goes_where_a_nodes_parser_of_thoughts_is() -> None:
+    """The completions route leaves thoughts in the text; a chunk of either route has its own form."""
+    call = ChatRequest.parse({"model": "policy", "messages": [{"role": "user", "content": "x"}]}, chat=True)
+    completion = StreamAccumulator(call, {}, prompt=[1, 2])
+    path, body = completion.request(100, ["reasoning"])
+    assert (path, body["kv_transfer_params"]) == ("/v1/chat/completions", {"prompt_token_ids": [1, 2]})
+    thought = chunk(4, [7], "", delta={"reasoning": "hm"})
+    assert completion.feed({**thought, "prompt_token_ids": [1, 2]}) == {**thought, "prompt_token_ids": [1, 2]}
+    path, body = completion.request(100, ["tool"])
+    assert (path, body["prompt"]) == ("/v1/completions", [1, 2])
+    part = {"index": 0, "text": "y", "token_ids": [8], "logprobs": {"token_logprobs": [-0.25]}}
+    (choice,) = completion.feed({"weight_version": 4, "choices": [part]})["choices"]
+    assert choice["delta"]["content"] == "y"

@@ -53,8 +53,27 @@ REWRITES = (
     + "{{ m.content }}[/INST]{% endif %}{% endfor %}",
 )  # fmt: skip
 """One forgets thoughts, in the last answer too; one begins with the number of turns."""
+THINKS = "{% if m.reasoning %}<think>\n{{ m.reasoning }}\n</think>\n\n{% endif %}"
+KEEPS_THOUGHTS = {
+    "of all answers": KEEPS["ChatML"].replace("{{ m.content }}", THINKS + "{{ m.content }}"),
+    "that the prompt begins": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n{{ m.reasoning }}\n"
+        "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    ),
+}
+DROPS_THOUGHTS = {
+    "of all answers": KEEPS["ChatML"],
+    "of all answers but the last": KEEPS_THOUGHTS["of all answers"].replace(
+        "m.reasoning %}", "m.reasoning and loop.last %}"
+    ),
+    "beyond their beginning": KEEPS_THOUGHTS["of all answers"].replace("{{ m.reasoning }}", "{{ m.reasoning[:3] }}"),
+}
 WORDS = st.text(alphabet=st.sampled_from("abc \n\t12é冬"), max_size=12)
 ASKED = WORDS.map(lambda text: f"q{text}")
+THOUGHTS = st.text(alphabet=st.sampled_from("abc \n12é冬<k|m_"), min_size=4, max_size=12).filter(
+    lambda text: text.strip() == text
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +90,8 @@ class Node:
 
     def __init__(self, tokenizer: Qwen2Tokenizer, template: str) -> None:
         self._tokenizer, self._template = tokenizer, Environment().from_string(template)
+        self.begun = "<think>\n" if "assistant\n<think>" in template else ""
+        """Beginning of an answer that the prompt ends with."""
 
     def render(self, body: dict[str, Any]) -> str:
         return body.get("prompt") or self._template.render(**body)
@@ -82,7 +103,7 @@ class Node:
 
 
 async def play(
-    node: Node, tokenizer: Qwen2Tokenizer, turns: list[tuple[str, str]], *, is_divided: bool
+    node: Node, tokenizer: Qwen2Tokenizer, turns: list[tuple[str, str]], *, is_divided: bool, thought: str = ""
 ) -> list[ContinuedPrompt | Change | None]:
     """Play a conversation, and compare what is sent with its rendering; an answer may be sampled letter by letter."""
     history, messages = TokenHistory(), [{"role": "system", "content": "s cat"}]
@@ -99,10 +120,11 @@ async def play(
         assert "".join(tokenizer.decode(sent).split()) == "".join(node.render(request).split())
         assert not is_spliced or sent[: len(last)] == last
         prompts.append(prompt)
-        pieces = answer if is_divided else [answer]
+        text = f"<think>\n{thought}\n</think>\n\n{answer}".removeprefix(node.begun) if thought else answer
+        pieces = text if is_divided else [text]
         sampled = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
         last = [*sent, *sampled, tokenizer.convert_tokens_to_ids(END)]
-        reply = {"role": "assistant", "content": answer}
+        reply = {"role": "assistant", "content": answer} | ({"reasoning": thought} if thought else {})
         history.add(call, reply, last, prompt.rendered if isinstance(prompt, ContinuedPrompt) else sent)
         messages = [*messages, reply]
     return prompts
@@ -140,6 +162,27 @@ async def test_a_conversation_is_begun_anew_where_a_template_rewrites_an_answer_
 ) -> None:
     turns = [("q", f"{thought}b</think> a") for thought in thoughts]
     prompts = await play(Node(tokenizer, template), tokenizer, turns, is_divided=False)
+    assert prompts == [None, *[Change.ANSWER] * (len(turns) - 1)]
+
+
+@pytest.mark.parametrize("template", KEEPS_THOUGHTS.values(), ids=KEEPS_THOUGHTS)
+@PROPERTY
+@given(turns=st.lists(st.tuples(ASKED, WORDS), min_size=2, max_size=4), thought=THOUGHTS, is_divided=st.booleans())
+async def test_thoughts_stay_as_sampled_where_a_template_keeps_them(
+    tokenizer: Qwen2Tokenizer, template: str, turns: list[tuple[str, str]], thought: str, is_divided: bool
+) -> None:
+    prompts = await play(Node(tokenizer, template), tokenizer, turns, is_divided=is_divided, thought=thought)
+    assert not any(isinstance(prompt, Change) for prompt in prompts)
+    assert not is_divided or all(isinstance(prompt, ContinuedPrompt) for prompt in prompts[1:])
+
+
+@pytest.mark.parametrize("template", DROPS_THOUGHTS.values(), ids=DROPS_THOUGHTS)
+@PROPERTY
+@given(turns=st.lists(st.tuples(ASKED, WORDS), min_size=2, max_size=4), thought=THOUGHTS, is_divided=st.booleans())
+async def test_a_conversation_is_begun_anew_where_a_template_drops_thoughts(
+    tokenizer: Qwen2Tokenizer, template: str, turns: list[tuple[str, str]], thought: str, is_divided: bool
+) -> None:
+    prompts = await play(Node(tokenizer, template), tokenizer, turns, is_divided=is_divided, thought=thought)
     assert prompts == [None, *[Change.ANSWER] * (len(turns) - 1)]
 
 

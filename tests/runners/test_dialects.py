@@ -17,10 +17,11 @@ from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from lightningbus.runners.protocol.dialects.responses_request import chat as chat_of_response
 from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
-from lightningbus.runners.protocol.token_history import TokenHistory, has_reasoning
+from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.spans import ModelCall, Span
-from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
+from tests.runners.conftest import PROMPT, ScriptedEngine, task
 
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CALLING: list[dict[str, Any]] = [
@@ -44,9 +45,11 @@ SAYING = [{"role": "assistant", "content": "four"}, {"content": "teen"}, {"conte
 class Desk:
     """Both vendors' clients, and what was recorded of them."""
 
-    def __init__(self, gateway: Gateway, attempt: AttemptRecorder) -> None:
+    def __init__(self, gateway: Gateway, attempt: AttemptRecorder, environment: dict[str, str]) -> None:
         (slot,) = gateway.slots
         self.gateway, self._attempt = gateway, attempt
+        self.environment = environment
+        """Variables that the runner gives to an agent's process."""
         self.url, self.key = url, key = slot.base_url, slot.key
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0)
@@ -62,8 +65,7 @@ class Desk:
 
     @property
     def calls(self) -> list[ModelCall]:
-        self._attempt.flush()
-        return [call for batch in self._attempt.outbox for call in calls_of(batch)]
+        return expand_calls([span.call for span in self.spans if span.call is not None])
 
 
 @asynccontextmanager
@@ -78,9 +80,9 @@ async def opened(bus: Bus, seconds: float = 20, **settings: Any) -> AsyncIterato
         while not fleet.members():
             await fleet.wait_for_change()
         (slot,) = gateway.slots
-        slot.environment()
+        environment = slot.environment()
         slot.begin(attempt, task(model="policy"), asyncio.get_running_loop().time() + seconds)
-        desk = Desk(gateway, attempt)
+        desk = Desk(gateway, attempt, environment)
         try:
             yield desk
         finally:
@@ -494,9 +496,3 @@ def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
     begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]
     messages = chat_of_messages({"messages": begun}, TokenHistory())
     assert (messages["add_generation_prompt"], messages["continue_final_message"]) == (False, True)
-
-
-def test_thoughts_are_not_gone_on_with_as_tokens() -> None:
-    request = {"role": "user", "content": "x"}
-    assert has_reasoning([request, {"role": "assistant", "content": "y", "reasoning": "hm"}])
-    assert not has_reasoning([request, {"role": "assistant", "content": "y"}])

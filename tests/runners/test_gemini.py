@@ -227,6 +227,7 @@ async def test_errors_have_googles_form(desk: Desk, engine: ScriptedEngine) -> N
     assert (status, answer["error"]["status"]) == (400, "INVALID_ARGUMENT"), "the scripted engine renders no prompt"
     status, answer = await ask(desk, hello, "embedContent")
     assert (status, answer["error"]["status"]) == (404, "NOT_FOUND")
+    assert "embedContent is not served: of this API generateContent" in answer["error"]["message"]
     async with aiohttp.ClientSession() as http:
         url = f"{desk.url}/v1/models/policy:generateContent"
         async with http.post(url, json=hello, headers={"x-goog-api-key": "other"}) as refused:
@@ -237,6 +238,29 @@ async def test_errors_have_googles_form(desk: Desk, engine: ScriptedEngine) -> N
         url = f"{desk.url}/v1beta/models/policy:streamGenerateContent"
         async with http.post(url, json=hello, headers={"x-goog-api-key": desk.key}) as array:
             assert array.status == 400 and "add alt=sse" in (await array.json())["error"]["message"]
+
+
+async def test_models_are_listed_in_googles_form(bus: Bus) -> None:
+    async with (
+        RenderingEngine(STRICT, max_model_len=4096).serving(bus),
+        opened(bus) as desk,
+        aiohttp.ClientSession(f"{desk.url}/", headers={"x-goog-api-key": desk.key}) as http,
+    ):
+
+        async def get(path: str) -> tuple[int, Any]:
+            async with http.get(f"v1beta/{path}") as answer:
+                return answer.status, await answer.json()
+
+        status, model = await get("models/policy")
+        assert (status, model["name"]) == (200, "models/policy")
+        assert model["inputTokenLimit"] == model["outputTokenLimit"] == 4096
+        assert set(model["supportedGenerationMethods"]) == {"generateContent", "countTokens"}
+        assert await get("models?pageSize=50") == (200, {"models": [model]})
+        in_role = {**model, "name": "models/policy:writer", "displayName": "policy:writer"}
+        assert await get("models/policy:writer") == (200, in_role)
+        status, refused = await get("models/other")
+        assert (status, refused["error"]["status"]) == (404, "NOT_FOUND")
+        assert "model 'other' is not served" in refused["error"]["message"]
 
 
 def test_a_stream_has_nothing_that_googles_clients_take_for_an_answer() -> None:

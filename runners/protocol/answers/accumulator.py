@@ -58,6 +58,8 @@ class StreamAccumulator:
         """Whether the agent gets tool calls as they come: the rest of a broken answer is parsed with its beginning."""
         self.is_resuming = False
         """Whether there is a part to resume from."""
+        self._continues_tokens = False
+        """Whether the completions route is asked for the tokens after a prompt's, or after a part of an answer."""
         self.max_model_len: int | None = None
         """Context length, in tokens, of the node that was asked last; None: it reports none."""
         self._max_new_tokens: int | None = None
@@ -98,10 +100,13 @@ class StreamAccumulator:
         if choice is None or prompt is None or not self.is_resuming:
             self.streams_calls = self._can_parse_rest and "tool" in parsers
             self.reset()
-            if self._prompt is None or not self.is_resumable:
+            is_parsed = self._call.chat and "reasoning" in parsers  # the completions route leaves thoughts in the text
+            self._continues_tokens = self._prompt is not None and self.is_resumable and not is_parsed
+            if self._prompt is None or not self._continues_tokens:
                 return self._whole_request()
             self._prompt_ids = tokens = list(self._prompt)
         else:
+            self._continues_tokens = True
             choice.prompt_ids = self._prompt_ids = prompt
             self._tokens_before_retry = len(choice.token_ids)
             tokens = [*prompt, *choice.token_ids]
@@ -182,7 +187,7 @@ class StreamAccumulator:
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Take a chunk as it came; returns it in the form of the answer it belongs to."""
-        if self.is_resuming or (self._prompt is not None and self.is_resumable):
+        if self._continues_tokens:
             prompt = len(self._prompt_ids or ())
             chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
         if self.has_unparsed_rest:

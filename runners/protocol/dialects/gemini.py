@@ -149,6 +149,13 @@ def candidate(index: int, parts: list[dict[str, Any]], finish_reason: str | None
     return built if finish_reason is None else {**built, "finishReason": FINISH_REASONS.get(finish_reason, "STOP")}
 
 
+def describe_model(name: str, max_model_len: int | None) -> dict[str, Any]:
+    """Describe a model with its context, if a node reports one. Source: https://ai.google.dev/api/models."""
+    limits = {} if max_model_len is None else {"inputTokenLimit": max_model_len, "outputTokenLimit": max_model_len}
+    methods = ["generateContent", "countTokens"]
+    return {"name": f"models/{name}", "displayName": name, **limits, "supportedGenerationMethods": methods}
+
+
 def error(status: int, message: str) -> dict[str, Any]:
     """Format an error for Google's API."""
     name = STATUSES.get(status, "INVALID_ARGUMENT" if 400 <= status < 500 else "INTERNAL")
