@@ -20,6 +20,8 @@ STREAMS = {
 }
 NAME = "history"
 FETCH_SECONDS, BATCH = 1.0, 100
+STUCK_SECONDS = 60.0
+"""A pull that takes longer is lost: nats-py waits for ever where the server stood still in the middle of it."""
 DROPPED = (nats.errors.Error, APIError, OSError)
 """Errors of a server that is being started again."""
 
@@ -73,17 +75,25 @@ class Recorder:
 
     async def listen(self, stream: str) -> None:
         """Record one stream for ever."""
-        subscription = await self.jetstream.pull_subscribe(STREAMS[stream], durable=NAME, stream=stream)
+        subscription: JetStreamContext.PullSubscription | None = None
         while True:
             try:
-                batch = await subscription.fetch(BATCH, timeout=FETCH_SECONDS)
-            except DROPPED:
-                await asyncio.sleep(0.1)
+                async with asyncio.timeout(STUCK_SECONDS):
+                    if subscription is None:
+                        subscription = await self.subscribe(stream)
+                    for message in await subscription.fetch(BATCH, timeout=FETCH_SECONDS):
+                        self._hear(stream, message.metadata.sequence.stream, message)
+                        await message.ack()
+            except nats.errors.TimeoutError:  # nothing new
                 continue
-            for message in batch:
-                self._hear(stream, message.metadata.sequence.stream, message)
-                await message.ack()
+            except DROPPED:
+                subscription = None
+                await asyncio.sleep(0.1)
             self.news.set()
+
+    async def subscribe(self, stream: str) -> JetStreamContext.PullSubscription:
+        """Make the consumer of a stream if it is not there, and pull from it."""
+        return await self.jetstream.pull_subscribe(STREAMS[stream], durable=NAME, stream=stream)
 
     def _hear(self, stream: str, sequence: int, message: Any) -> None:
         self.stored[stream, sequence] = Message(message.subject, dict(message.headers or {}), message.data)
@@ -98,8 +108,8 @@ async def recording(url: str) -> AsyncIterator[Recorder]:
     """Record all streams of a bus for the block."""
     client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_ignore)
     recorder = Recorder(client)
-    for stream, subject in STREAMS.items():
-        await recorder.jetstream.pull_subscribe(subject, durable=NAME, stream=stream)  # before anything is published
+    for stream in STREAMS:
+        await recorder.subscribe(stream)  # before anything is published
     try:
         async with asyncio.TaskGroup() as group:
             listeners = [group.create_task(recorder.listen(stream)) for stream in STREAMS]
