@@ -14,7 +14,7 @@ TARGETS ?= runner store learner inference
 BUILDER ?= $(notdir $(firstword $(shell which docker podman buildah 2>/dev/null)))
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: setup demo test test-all test-unit test-slow chaos models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu gpu-kit fuzz serving-faults check format clean lock sbom audit pin-images images dist docs
+.PHONY: setup demo test test-all test-unit test-slow chaos history models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu gpu-kit fuzz serving-faults check format clean lock sbom audit pin-images images dist docs
 
 $(READY): $(LOCK) pyproject.toml
 	@[ -d $(VENV)/lib ] || [ $$(df --output=avail -k . | tail -1) -ge 6000000 ] || { echo "the packages fill 5.3 GB, and less than 6 GB are free here" >&2; exit 1; }
@@ -61,6 +61,9 @@ clean:
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(KILLS),--kills $(KILLS)) $(if $(ROLLOUTS),--rollouts $(ROLLOUTS))
+
+history: $(READY) ## small systems under faults, each judged from outside by wire and SQL alone; SEEDS="3 4"; half an hour
+	$(BIN)/python -m tests.history $(if $(SEEDS),--seeds $(SEEDS))
 
 models: $(READY) ## tiny models of fifty families through learner and vLLM, and through whole runs: docs/models.md; ONLY="llama qwen3"; two hours
 	$(BIN)/python -m tests.families $(if $(ONLY),--only $(ONLY))

@@ -130,7 +130,7 @@ class Dispatcher:
     @property
     def is_behind(self) -> bool:
         """Whether tasks that the bus lost are not published again yet."""
-        return len(self._lost) > 0
+        return len(self._lost) > 0 or self._outstanding.is_any_unpublished(self._lost.later)
 
     @property
     def missing_version(self) -> int | None:
@@ -221,11 +221,16 @@ class Dispatcher:
     def dispatch_again(self, ended: Mapping[str, Container[int]], nonce: str) -> int:
         """Publish all outstanding samples again, except those that have ended: the bus lost messages.
 
-        ``ended`` are samples by task. ``nonce`` is the same only for the same loss: the broker may still know the
-        message ids of what it lost. Returns the number of tasks.
+        Groups of which no sample has ended go out as the bound admits them: they may be more, as where this learner
+        makes steps of another learner again. ``ended`` are samples by task. ``nonce`` is the same only for the same
+        loss: the broker may still know the message ids of what it lost. Returns the number of tasks.
         """
         missing = self._outstanding.missing_samples(self._group_tasks.find_group_size, ended, self._closed)
-        self._lost.add(missing, nonce)
+        unended = {task for task in missing if not ended.get(task)}
+        later = self._outstanding.take_back(unended, self._bound.num_groups())
+        for task in later:
+            self._record(self._groups[task], self.num_by_others)
+        self._lost.add({task: samples for task, samples in missing.items() if task not in later}, nonce, later)
         self._wake.set()
         return sum(map(len, missing.values()))
 

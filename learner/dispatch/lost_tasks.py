@@ -1,7 +1,7 @@
 """Tasks that the bus lost, in the order in which they are published once more. Pure."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 
 class LostTasks:
@@ -11,13 +11,16 @@ class LostTasks:
         self._tasks: deque[tuple[str, Collection[int], str]] = deque()
         self.nonce = ""
         """Nonce of the last loss; empty: nothing was lost yet."""
+        self.later: frozenset[str] = frozenset()
+        """Tasks that are published once the staleness bound admits them."""
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def add(self, samples: Mapping[str, Collection[int]], nonce: str) -> None:
-        """Take samples by task."""
+    def add(self, samples: Mapping[str, Collection[int]], nonce: str, later: Iterable[str] = ()) -> None:
+        """Take samples by task; tasks of ``later`` wait for the staleness bound."""
         self.nonce = nonce
+        self.later |= frozenset(later)
         self._tasks.extend((task, numbers, nonce) for task, numbers in samples.items())
 
     @property

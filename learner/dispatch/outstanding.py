@@ -37,6 +37,10 @@ class OutstandingGroups:
         """Whether tasks of a group were on their way to the bus when the learner ended: they are not waited for."""
         return any(group.served_version is not None and not group.is_published for group in self.by_task.values())
 
+    def is_any_unpublished(self, tasks: Iterable[str]) -> bool:
+        """Return whether the group of one of these tasks is outstanding and not all on the bus."""
+        return any(task in self.by_task and not self.by_task[task].is_published for task in tasks)
+
     def find_unpublished(self, is_paused: Callable[[int], bool]) -> DispatchedGroup | None:
         """Find the oldest group whose tasks are not all on the bus, a partly published one first; None: none.
 
@@ -96,6 +100,18 @@ class OutstandingGroups:
             if group.served_version is not None and task not in closed
         }
         return {task: samples for task, samples in missing.items() if samples}
+
+    def take_back(self, tasks: Container[str], num_admitted: int) -> list[str]:
+        """Make published groups of ``tasks`` unpublished until no more than ``num_admitted`` are started, newest first.
+
+        Returns the tasks of these groups.
+        """
+        published = [task for task, group in self.by_task.items() if group.is_published and task in tasks]
+        taken = published[::-1][: max(0, self.num_started - num_admitted)]
+        for task in taken:
+            group = self.by_task[task]
+            group.served_version, group.is_published, group.last_task = None, False, 0
+        return taken
 
     def _leave(self, tasks: Collection[str]) -> None:
         self.remove(tasks)

@@ -79,12 +79,17 @@ _JSON = msgspec.json.Encoder(enc_hook=repr)
 
 
 def to_text(value: Any) -> str:
-    """Convert the value of an attribute to its stored form: strings unchanged, everything else as JSON.
+    """Convert the value of an attribute to its stored form: strings unchanged, everything else by `to_json`."""
+    value = _name_numbers(value)
+    return value if isinstance(value, str) else _JSON.encode(value).decode()
+
+
+def to_json(value: Any) -> str:
+    """Encode a value as JSON; one that JSON cannot represent is written as its ``repr``.
 
     Numbers that JSON lacks are words, as in OTLP's JSON: NaN, Infinity and -Infinity.
     """
-    value = _name_numbers(value)
-    return value if isinstance(value, str) else _JSON.encode(value).decode()
+    return _JSON.encode(_name_numbers(value)).decode()
 
 
 def _name_numbers(value: Any) -> Any:

@@ -91,7 +91,7 @@ async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int, 
     if max_age is not None:
         _ages(verdict, rows(TOKEN_AGES), max_age)
         verdict.lost += [f"dispatched {rollout} was neither trained nor excluded" for (rollout,) in rows(UNTRAINED)]
-        _remade(verdict, rows(REMADE))
+        _remade(verdict, [] if system.was_set_back else rows(REMADE))
     if system.state_was_lost:
         verdict.counts["lost with the bus"] = len(verdict.lost)
         verdict.lost, verdict.wrong = [], [sentence for sentence in verdict.wrong if "by the rule" not in sentence]

@@ -67,6 +67,8 @@ class RunningSystem:
     """By name: waits for the end of its training."""
     state_was_lost: bool = False
     """The bus lost acknowledged data, so not all of it can be in the store."""
+    was_set_back: bool = False
+    """A learner went on from an older state, so it makes steps of others again, of other rollouts."""
     children: dict[str, ChildSpec] = field(default_factory=dict)
 
     @property

@@ -14,6 +14,8 @@ from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.tasks.task_loading import TaskInput
 from tests.chaos import absence, faults, state_loss
 from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
+from tests.chaos.failing_agents import no_calls, task_sets
+from tests.chaos.failover import failover_back
 from tests.chaos.faults import Log
 from tests.chaos.oracle import Verdict, judge
 from tests.chaos.report import Report
@@ -227,6 +229,9 @@ SCENARIOS: dict[str, Scenario] = {
     "absences": absences,
     "two_learners": two_learners,
     "teachers": teachers,
+    "no_calls": no_calls,
+    "task_sets": task_sets,
+    "failover_back": failover_back,
     "soak": soak,
 }
 DEFAULT_KILLS = 100

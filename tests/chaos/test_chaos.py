@@ -17,9 +17,12 @@ from tests.chaos.scenarios import (
     bus_loss,
     checkpoints,
     cluster,
+    failover_back,
+    no_calls,
     random_kills,
     storage,
     store_disk,
+    task_sets,
     teachers,
     two_learners,
 )
@@ -123,3 +126,21 @@ async def test_each_trained_rollout_is_graded_once_and_scored_once_whoever_is_ki
     await teachers(place, report, random.Random(SEED), kills=6, rollouts=0)
     assert report.good, f"seed {SEED}: {report.verdicts['teachers']}"
     assert sum(len(seconds) for seconds in report.logs["teachers"].recoveries.values()) == 6
+
+
+async def test_training_pauses_while_agents_call_no_model_and_goes_on_once_they_do(place: Path) -> None:
+    report = Report(SEED)
+    await no_calls(place, report, random.Random(SEED), kills=0, rollouts=0)
+    assert report.good, str(report.verdicts["no_calls"])
+
+
+async def test_a_task_set_whose_agents_all_fail_leaves_the_other_its_pace(place: Path) -> None:
+    report = Report(SEED)
+    await task_sets(place, report, random.Random(SEED), kills=0, rollouts=0)
+    assert report.good, str(report.verdicts["task_sets"])
+
+
+async def test_a_learner_that_comes_back_behind_its_standby_makes_its_steps_again(place: Path) -> None:
+    report = Report(SEED)
+    await failover_back(place, report, random.Random(SEED), kills=0, rollouts=0)
+    assert report.good, str(report.verdicts["failover_back"])

@@ -164,6 +164,28 @@ async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(b
         assert [group.number for group in dispatcher.outstanding()] == [0, 1, 2]
 
 
+async def test_of_more_lost_groups_than_the_bound_admits_the_newest_wait_for_it(bus: Bus) -> None:
+    """As where a learner goes on from an older checkpoint, and the steps since then are made again."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    limits = settings(max_steps=9, groups_per_step=1, max_staleness=1)
+    groups = [DispatchedGroup(number=number, served_version=0, is_published=True) for number in range(4)]
+    dispatcher = Dispatcher(bus, problems(9), limits, 4, served_version=lambda: 5)
+    dispatcher.advance(0, 5)
+    await dispatcher.restore(groups)
+    names = [*dispatcher.outstanding_tasks]
+    assert dispatcher.dispatch_again({}, "gap") == 8
+    async with dispatching(dispatcher):
+        again = await tasks_of(bus, 4)
+        assert [task.id for task in again] == [name for name in names[:2] for _ in range(2)]
+        versions = [group.served_version for group in dispatcher.outstanding()]
+        assert versions == [0, 0, None, None] and dispatcher.is_behind
+        for step in (1, 2):
+            dispatcher.advance(step, 5, [names[step - 1]])
+            again = await tasks_of(bus, 2)
+            assert [task.id for task in again] == [names[step + 1]] * 2, "one goes out for each that is trained"
+        await eventually(lambda: not dispatcher.is_behind)
+
+
 async def test_tasks_on_their_way_when_the_bus_loses_messages_are_dispatched_again_too(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

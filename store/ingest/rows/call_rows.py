@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 
 from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.semconv.attributes import to_json
 from lightningbus.schemas.spans import ModelCall, Span
-from lightningbus.store.ingest.rows.row import Row, to_json
+from lightningbus.store.ingest.rows.row import Row
 
 MAX_VERSION = 2**32 - 1
 PREVIEW_CHARS = 200

@@ -4,12 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 Row = dict[str, Any]
 """Column names to values. All rows of one table have the same columns in the same order."""
-
-_ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +18,3 @@ class EventMetadata:
     """Time at which the bus received it."""
     retention_days: Callable[[str], int]
     """Days the rows of a run are kept, 0: forever."""
-
-
-def to_json(value: Any) -> str:
-    """Encode a value as JSON; one that JSON cannot represent is written as its ``repr``."""
-    return _ENCODER.encode(value).decode()

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from lightningbus.schemas import ids
+from lightningbus.schemas.semconv.attributes import to_json
 from lightningbus.schemas.spans import Span, SpanBatch
 from lightningbus.schemas.tasks import TaskRecord
 from lightningbus.schemas.trajectory.attempt_selection import resolution_of
 from lightningbus.store.ingest.rows.call_rows import call_payload_row, model_call_row
-from lightningbus.store.ingest.rows.row import EventMetadata, Row, to_json
+from lightningbus.store.ingest.rows.row import EventMetadata, Row
 
 
 def span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
