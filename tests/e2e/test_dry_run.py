@@ -306,11 +306,11 @@ async def test_a_node_without_a_tool_parser_is_given_the_name_of_one_that_fits(
     node = node_of(model, tmp_path).model_copy(update={"max_model_len": 512})
     call = chat_of(MESSAGES, tools=[TOOL], tool_choice=choice)
     try:
-        said = " ".join([each async for each in check_calls([call], [node], is_here=True)])
+        warning = " ".join([each async for each in check_calls([call], [node], is_here=True)])
     except UnfitCallError as error:
-        said = str(error)
-    assert sentence in said
-    assert said.startswith("inference.tool_parser: vLLM refuses tools without one; ") == bool(sentence), said
+        warning = str(error)
+    assert sentence in warning
+    assert warning.startswith("inference.tool_parser: vLLM refuses tools without one; ") == bool(sentence), warning
 
 
 AGENTS = """

@@ -47,10 +47,10 @@ def test_groups_that_give_nothing_are_counted_until_one_is_trained() -> None:
 def test_an_agent_that_calls_no_model_is_told_each_address_that_the_gateway_serves() -> None:
     streak = RejectionStreak(limit=1, max_groups=1)
     streak.add(2, ["no sequence: no model call"])
-    told = set(re.findall("[A-Z_]+_BASE_URL", streak.verdict))
-    given = {name for name in Slot(0, "http://127.0.0.1:1").environment() if name.endswith("_BASE_URL")}
-    assert told == given - {"AGL_OPENAI_BASE_URL"}, "an alias of OpenAI's"
-    assert len(told) == len({each.error for each in APIS.values()}), "one client for each form of errors"
+    named = set(re.findall("[A-Z_]+_BASE_URL", streak.verdict))
+    variables = {name for name in Slot(0, "http://127.0.0.1:1").environment() if name.endswith("_BASE_URL")}
+    assert named == variables - {"AGL_OPENAI_BASE_URL"}, "an alias of OpenAI's"
+    assert len(named) == len({each.error for each in APIS.values()}), "one client for each form of errors"
 
 
 def streaks_of(*names: str, limit: int = 2, max_groups: int | None = None) -> SetStreaks:
