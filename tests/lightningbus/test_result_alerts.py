@@ -63,7 +63,7 @@ def test_alerts_of_an_ended_run_are_read_by_status_and_python(tmp_path: Path, mo
         seed_store.insert(store.sql, [*seed_store.run("first", steps=1), *alerts_of(seed_store.START_NS + 10**12)])
     done = CliRunner().invoke(app, ["status"])
     assert done.exit_code == 2 and "run 'first' has ended" in done.output
-    assert f"ALERT  learner: {SENTENCE}\n" in done.output and "OVER   runner: no runner is there\n" in done.output
+    assert f"ALERT  {SENTENCE}\n" in done.output and "OVER   no runner is there\n" in done.output
     with lb.connect() as session:
         assert [(row["role"], row["reason"], row["is_over"]) for row in session.alerts()] == [
             ("learner", SENTENCE, False),

@@ -81,8 +81,8 @@ def test_the_alerts_of_an_ended_run_stay(browser: Any, tmp_path: Path) -> None:
             problems = page.locator("#fleet p.problem:visible")
             problems.first.wait_for()
             expect(problems).to_have_count(2)
-            expect(problems.first).to_contain_text("learner: nothing is learned")
-            expect(problems.last).to_contain_text("runner: no runner is there (over)")
+            expect(problems.first).to_contain_text(": nothing is learned")
+            expect(problems.last).to_contain_text(": no runner is there (over)")
             page.close()
 
 

@@ -50,7 +50,7 @@ function members({ members: all, problem }, past, pastAlerts) {
   return h("div", {}, alerts, rows.length ? fleetTable(rows) : null);
 }
 
-const describeAlert = ({ role, reason, is_over, raised_ms }) => `${clock(raised_ms)} ${role}: ${reason}${is_over ? " (over)" : ""}`;
+const describeAlert = ({ reason, is_over, raised_ms }) => `${clock(raised_ms)}: ${reason}${is_over ? " (over)" : ""}`;
 
 const sorted = (all) => [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
 

@@ -81,8 +81,8 @@ def _print_past_alerts(run: RunDirectory) -> None:
 
     with suppress(UserError), closing(RunData(run)) as data:
         rows = data.ask(lambda client: client.query(RUN_ALERTS, parameters={"run_id": run.run_id}).result_rows)
-        for role, sentence, _, is_over in rows:
-            line = f"{'OVER ' if is_over else 'ALERT'}  {role}: {sentence}"
+        for _, sentence, _, is_over in rows:
+            line = f"{'OVER ' if is_over else 'ALERT'}  {sentence}"
             Terminal(soft_wrap=True).print(line, style="bold red", highlight=False, markup=False)
 
 
