@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -32,6 +33,10 @@ END_SECONDS = 1.0
 IDLE_SECONDS = 2.0
 """Shorter than the 5 s after which vLLM closes an idle connection: reusing it just then would fail."""
 CONNECT_SECONDS = 5.0
+
+
+HARMLESS = re.compile(r"(\(.*?\) )?(DEBUG|INFO|WARNING) ")
+"""Begins a line of vLLM's log that is not an error, whatever it names."""
 
 
 class VllmServer:
@@ -92,7 +97,8 @@ class VllmServer:
             raise
         except TimeoutError:
             raise EngineError(
-                f"vLLM did not start within {self._settings.startup_timeout_seconds:g} s: {self._last_log_error()}"
+                f"vLLM did not start within {self._settings.startup_timeout_seconds:g} s: {self._last_log_error()}; "
+                "a large model or a busy machine needs more: raise inference.startup_timeout_seconds"
             ) from None
 
     async def _was_killed(self) -> bool:
@@ -122,6 +128,7 @@ class VllmServer:
 
 def find_error(log: str) -> str:
     """Find the last error in vLLM's log that does not refer to another one above it; empty: none. Pure."""
-    errors = [line.split("] ")[-1].strip() for line in log.splitlines() if "Error" in line]
+    lines = [line for line in log.splitlines() if "Error" in line and not HARMLESS.match(line)]
+    errors = [line.split("] ")[-1].strip() for line in lines]
     causes = [error for error in errors if "See root cause above" not in error] or errors
     return shorten_line(causes[-1], MAX_ERROR_CHARS) if causes else ""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lightningbus.alerts.table import describe
+from lightningbus.common.client_variables import CLIENTS
 from lightningbus.schemas.text import shorten
 
 MAX_REASONS, MAX_ERROR_CHARS = 3, 300
@@ -12,7 +13,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 MAX_DOUBLINGS = 10
 NO_CALL = "no model call"
 """Part of the reason for excluding a rollout whose agent called no model."""
-CALL_ADVICE = "client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+CALL_ADVICE = f"client must call the base URL that it gets, in {' or '.join(each.base_url for each in CLIENTS)}"
 """End of a sentence for an agent that called no model."""
 
 

@@ -141,6 +141,14 @@ class Session:
         """
         return run_blocking(self._session.reward_curve(run, reward))
 
+    def alerts(self, run: str | None = None) -> Table:
+        """List the alerts that were raised while a run went on, the first one first, also of a run that has ended.
+
+        The last column says whether the condition of the alert held no longer at the end. ``run``: default: that of the
+        session, else the newest in the store. Raises `UserError` for a run that is not in the store.
+        """
+        return run_blocking(self._session.alerts(run))
+
     def report(self, name: str, run: str | None = None, **parameters: Any) -> Table:
         """Answer a question by name, as ``lightningbus report`` does: `pass_at_k`, `failures`, `compare`, ...
 

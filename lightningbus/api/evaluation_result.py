@@ -42,10 +42,14 @@ class EvaluationResult:
         return self._brief_table()._repr_html_() + "".join(f"<p>{escape(each)}</p>" for each in self._list_notes())
 
     def _list_notes(self) -> list[str]:
-        """List what explains the rewards: rollouts of before, those that failed, and rewards of which none passes."""
-        recorded = [f"{name}: {note}" for name, each in self.evaluations.items() if (note := each.describe_recorded())]
-        failures = [f"{name}: {each.failures}" for name, each in self.evaluations.items() if each.failures]
-        return [*recorded, *failures, *describe_pass_notes(self.evaluations.values(), "pass_reward")]
+        """List explanations of the rewards: rollouts of before, failed ones, ones without a call, none that passes."""
+        notes = [
+            f"{name}: {note}"
+            for name, each in self.evaluations.items()
+            for note in (each.describe_recorded(), each.failures, each.describe_without_call())
+            if note
+        ]
+        return [*notes, *describe_pass_notes(self.evaluations.values(), "pass_reward")]
 
     def _brief_table(self) -> Table:
         return tabulate_briefly("sampling", list(self.evaluations.items()))

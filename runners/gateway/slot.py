@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from lightningbus.common.client_variables import CLIENTS
 from lightningbus.runners.gateway.admission import Admission
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.runners.recording.attempt import AttemptRecorder
@@ -72,13 +73,9 @@ class Slot:
         """
         self.key = f"lb-{secrets.token_urlsafe(24)}"
         return {
-            "OPENAI_BASE_URL": f"{self.base_url}/v1",
+            **{each.base_url: f"{self.base_url}{each.path}" for each in CLIENTS},
+            **{each.key: self.key for each in CLIENTS},
             "OPENAI_API_BASE": f"{self.base_url}/v1",  # the former name, which some frameworks still use
-            "OPENAI_API_KEY": self.key,
-            "ANTHROPIC_BASE_URL": self.base_url,
-            "ANTHROPIC_API_KEY": self.key,
-            "GOOGLE_GEMINI_BASE_URL": self.base_url,
-            "GEMINI_API_KEY": self.key,
             # By these names agents of Agent Lightning 1.0 find the same.
             "AGL_OPENAI_BASE_URL": f"{self.base_url}/v1",
             "AGL_EVENT_URL": f"{self.base_url}/events",

@@ -7,6 +7,7 @@ next to each other are taken together, ``per_point`` of them.
 
 from lightningbus.store.reports import REPORTS
 from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
+from lightningbus.store.reports.run_alerts import RUN_ALERTS
 
 MAX_POINTS = 300
 MAX_SPANS = 2000
@@ -160,6 +161,9 @@ FROM
 GROUP BY tenth ORDER BY tenth
 """
 """Counts of ended and trained rollouts, by tenth of their duration."""
+
+ALERTS = f"SELECT reason, is_over, toUnixTimestamp64Milli(raised_at) AS raised_ms FROM ({RUN_ALERTS})"
+"""Alerts of a run that has ended; those of a living one stand in the heartbeats."""
 
 LAST_SEEN = """
 SELECT * FROM

@@ -27,6 +27,7 @@ RUN_QUERIES = {
     "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
     "last_seen": queries.LAST_SEEN,
+    "alerts": queries.ALERTS,
     "choices": rollout_queries.CHOICES,
 }
 """Queries of a run, and of one of its models where they have one, by the last part of their path."""

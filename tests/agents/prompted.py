@@ -47,3 +47,15 @@ def notes(task: Any) -> dict[str, Any]:
         return {"reward": 1.0}
     why = "it has a sign" if answer_text.startswith("-") else "it is not rounded up"
     return {"reward": 0.0, "why": f"{answer_text} is wrong: {why}"}
+
+
+ANSWERS: dict[str, dict[str, Any]] = {}
+"""Rewards that a process has given, by the number of their task."""
+
+
+def cached_notes(task: Any) -> dict[str, Any]:
+    """Ask as `notes` does, once for each number, as a client with a cache does."""
+    number = task["number"]
+    if number not in ANSWERS:
+        ANSWERS[number] = notes(task)
+    return ANSWERS[number]

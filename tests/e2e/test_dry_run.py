@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from lightningbus.inference.engine.base import Engine
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.preflight.call_checks import UnfitCallError, find_misfit, find_unread
+from lightningbus.run.preflight.call_checks import UnfitCallError, check_calls, find_misfit, find_unread
 from lightningbus.run.preflight.chat_template import ChatTemplate
 from lightningbus.run.preflight.scripted_engine import ModelCall, scripted_vllm
 from tests.learner.conftest import tiny_model
@@ -107,11 +107,11 @@ CALLS = {
 }  # fmt: skip
 
 
-def make_model(path: Path, template: Callable[[str], str] = str) -> Path:
+def make_model(path: Path, template: Callable[[str], str] = str, context: int = CONTEXT) -> Path:
     """A tiny model; ``template`` changes its chat template."""
     model = tiny_model(
         path, vocab_size=320, hidden_size=128, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = template(tokenizer.chat_template)
@@ -173,6 +173,7 @@ async def rendering(template: str, path: Path, **more: Any) -> AsyncIterator[Cha
 async def unread_of(template: ChatTemplate, *calls: ModelCall, thinks: bool = False) -> list[str]:
     sentences = [each async for each in find_unread(template, calls, thinks=thinks)]
     assert all(each.startswith("the model does not read ") for each in sentences)
+    assert all("name one by --chat-template in inference.vllm_args" in each for each in sentences)
     return [each.removeprefix("the model does not read ").partition(":")[0] for each in sentences]
 
 
@@ -282,6 +283,36 @@ async def test_a_tool_parser_that_does_not_fit_the_template_is_named_beside_one_
     assert bool(misfit) == bool(sentence), misfit
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("form", "choice", "sentence"),
+    [
+        (
+            "hermes",
+            "auto",
+            "set it to 'granite4' or 'hermes', which can read a call as the template of 'policy' writes it",
+        ),
+        ("hermes", "required", "set it to 'granite4' or 'hermes', which can read a call"),
+        ("pythonic", "auto", "set it to 'pythonic', which can read a call"),
+        ("none", "auto", "it is the parser of the model's own calls"),
+        ("hermes", "none", ""),
+    ],
+)
+async def test_a_node_without_a_tool_parser_is_given_the_name_of_one_that_fits(
+    form: str, choice: str, sentence: str, tmp_path: Path
+) -> None:
+    template = CALLING.replace("CALL", FORMS[form])
+    model = make_model(tmp_path / "model", lambda _: template, context=512)
+    node = node_of(model, tmp_path).model_copy(update={"max_model_len": 512})
+    call = chat_of(MESSAGES, tools=[TOOL], tool_choice=choice)
+    try:
+        warning = " ".join([each async for each in check_calls([call], [node], is_here=True)])
+    except UnfitCallError as error:
+        warning = str(error)
+    assert sentence in warning
+    assert warning.startswith("inference.tool_parser: vLLM refuses tools without one; ") == bool(sentence), warning
+
+
 AGENTS = """
 def ask(text="hello", **more):
     from openai import OpenAI
@@ -314,8 +345,8 @@ def says_too_much(task):
 @pytest.mark.parametrize(
     ("agent", "sentence"),
     [
-        ("calls_tools", "--tool-call-parser to be set; set inference.tool_parser"),
-        ("says_too_much", "ask for fewer tokens, or raise inference.max_model_len"),
+        ("calls_tools", "the chat template ignores tools: the model would not know of 'add'; take a model"),
+        ("says_too_much", "vLLM answers 400: "),
     ],
 )
 def test_a_call_that_vllm_refuses_is_said_before_anything_starts(
@@ -334,8 +365,6 @@ def test_a_call_that_vllm_refuses_is_said_before_anything_starts(
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
     sentence_said = says(run(*command, cwd=tmp_path, timeout=400))
-    assert (
-        f"agents:{agent}: a call of task 'a' would fail: vLLM answers 400: " in sentence_said
-        and sentence in sentence_said
-    )
+    assert f"agents:{agent}: a call of task 'a' would fail: {sentence}" in sentence_said
+    assert agent == "calls_tools" or "ask for fewer tokens, or raise inference.max_model_len" in sentence_said
     assert not (tmp_path / "runs" / "run" / "store").exists()

@@ -124,3 +124,13 @@ def test_the_cause_in_vllms_log_is_before_the_error_that_refers_to_it() -> None:
     log = f"INFO ready\n(EngineCore pid=7) ERROR 11-28 06:40 [core.py:1] {cause}\n(APIServer pid=1) {refers}\n"
     assert find_error(log) == cause
     assert find_error(refers) == refers and find_error("INFO ready") == ""
+
+
+@pytest.mark.parametrize("process", ["", "(APIServer pid=26645) "])
+@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING"])
+def test_a_warning_in_vllms_log_that_names_an_error_is_not_its_cause(process: str, level: str) -> None:
+    warning = (
+        f"{process}{level} 11-29 14:01:17 [utils.py:2] This can cause errors like `OSError: Too many open files`. Or"
+    )
+    assert find_error(f"INFO ready\n{warning}\n") == ""
+    assert find_error(f"ValueError: no such model\n{warning}\n") == "ValueError: no such model"

@@ -1,6 +1,7 @@
 """How many groups in a row may give nothing, and what is said and done then."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.rejection_streak import MAX_PAUSE_SECONDS, RejectionStreak
 from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.set_streaks import SetStreaks
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.protocol.dialects.registry import APIS
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Outcome
 from lightningbus.schemas.tasks import Task
@@ -39,6 +42,15 @@ def test_groups_that_give_nothing_are_counted_until_one_is_trained() -> None:
     assert streak.pause == MAX_PAUSE_SECONDS
     streak.end()
     assert (streak.pause, streak.problem) == (0.0, "")
+
+
+def test_an_agent_that_calls_no_model_is_told_each_address_that_the_gateway_serves() -> None:
+    streak = RejectionStreak(limit=1, max_groups=1)
+    streak.add(2, ["no sequence: no model call"])
+    named = set(re.findall("[A-Z_]+_BASE_URL", streak.verdict))
+    variables = {name for name in Slot(0, "http://127.0.0.1:1").environment() if name.endswith("_BASE_URL")}
+    assert named == variables - {"AGL_OPENAI_BASE_URL"}, "an alias of OpenAI's"
+    assert len(named) == len({each.error for each in APIS.values()}), "one client for each form of errors"
 
 
 def streaks_of(*names: str, limit: int = 2, max_groups: int | None = None) -> SetStreaks:
@@ -181,7 +193,8 @@ async def test_a_learner_whose_rollouts_ask_no_model_ends_with_what_to_do(
             await running
     assert str(ended.value) == (
         f"the last {max_failed_groups} groups gave nothing to train on ({2 * max_failed_groups} no sequence: no model "
-        "call); the agent's client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL: "
+        "call); the agent's client must call the base URL that it gets, in OPENAI_BASE_URL or ANTHROPIC_BASE_URL or "
+        "GOOGLE_GEMINI_BASE_URL: "
         "correct that and resume the run, or raise max_failed_groups"
     )
 

@@ -1,9 +1,11 @@
 """An evaluation whose rollouts fail says how many, and why."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.bus.client import Bus
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import describe_missing_reward, evaluate
@@ -46,6 +48,19 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         assert (unnamed.mean_reward, unnamed.ok, unnamed.reward) == (0.0, 1, "style"), (
             "it is given in some answers alone"
         )
+
+
+async def test_rollouts_that_a_cache_of_the_client_answers_are_named(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    problems = [TaskInput(f"p{number}", {"number": "1", "right": "1"}) for number in range(3)]
+    request = RolloutRequest(evaluation="greedy", weight_versions={"policy": 3}, agent="cached")
+    async with world_of(bus, nats_url, start_store, "cached", entrypoint="prompted:cached_notes") as world:
+        evaluation = await evaluate(bus, world.store.sql, request, problems)
+    assert (evaluation.ok, evaluation.num_without_call, len(world.node.requests)) == (3, 2, 1)
+    (warning,) = EvaluationResult(Path("runs/x"), {"greedy": evaluation})._list_notes()
+    assert warning.startswith("greedy: 2 of 3 rollouts called no model: ") and warning.endswith("turn the cache off")
+    assert evaluation.model_copy(update={"num_without_call": 0}).describe_without_call() == ""
 
 
 def test_a_reward_that_no_rollout_has_counts_as_0_unless_it_is_misspelt() -> None:

@@ -224,6 +224,12 @@ def test_a_deadline_is_an_error_too() -> None:
         list(describe(RunnerSettings(entrypoint="agent:solve"), TRIAL, result, 1, 2.0))
 
 
+def test_a_reward_function_that_fails_is_told_which_keys_it_gets() -> None:
+    result = RolloutResult("grading_failed", "the reward function failed: OpenAIError: Missing credentials")
+    with pytest.raises(UserError, match="a reward function gets no key but those named in"):
+        list(describe(RunnerSettings(entrypoint="agent:solve"), TRIAL, result, 1, 2.0))
+
+
 async def test_an_external_endpoint_is_not_asked_but_its_key_has_to_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,9 @@ def _write_tasks(path: Path, numbers: tuple[str, ...]) -> Path:
 
 
 @asynccontextmanager
-async def world_of(bus: Bus, url: str, start_store: Start, *agents: str) -> AsyncIterator[World]:
+async def world_of(
+    bus: Bus, url: str, start_store: Start, *agents: str, entrypoint: str = "prompted:notes"
+) -> AsyncIterator[World]:
     """With a runner of each agent, while the block runs."""
     store = start_store(url, flush_interval_seconds=0.05)
     async with AsyncExitStack() as exits:
@@ -89,7 +91,7 @@ async def world_of(bus: Bus, url: str, start_store: Start, *agents: str) -> Asyn
         reflecting = await exits.enter_async_context(Endpoint(reflect).serving())
         for agent in agents:
             await exits.enter_async_context(
-                running(bus, entrypoint="prompted:notes", agent_name=agent, id=agent, concurrency=1)
+                running(bus, entrypoint=entrypoint, agent_name=agent, id=agent, concurrency=1)
             )
         yield World(bus, url, store, node, reflecting)
 

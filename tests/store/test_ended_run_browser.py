@@ -8,6 +8,7 @@ import pytest
 
 from lightningbus.run.run_data.local_files import LocalFiles
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.schemas.fleet import Alert
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ui.client import Reader, StoreState
 from tests import seed_store
@@ -60,6 +61,29 @@ def test_the_fleet_of_an_ended_run_stays_with_its_logs_and_checkpoints(page: Any
         page.get_by_role("link", name="logs/learner.log").click()
     assert opened.value.locator("body").inner_text().strip() == "<script>alert(1)</script> step 1"
     expect(page.get_by_role("link", name="checkpoints/weights.safetensors")).to_have_count(0)
+
+
+def test_the_alerts_of_an_ended_run_stay(browser: Any, tmp_path: Path) -> None:
+    at_ns = seed_store.START_NS + 10**12
+    alerts = [
+        Alert(role="learner", reason="nothing is learned", fired_at_ns=at_ns),
+        Alert(role="runner", reason="no runner is there", fired_at_ns=at_ns + 1),
+        Alert(role="runner", reason="no runner is there", resolved=True, fired_at_ns=at_ns + 2),
+    ]
+    with prepared(tmp_path / "store") as store:
+        seed_store.insert(store.sql, [*seed_store.run(RUN, steps=1, groups=1, seed=3), *alerts])
+        reader = Reader()
+        reader.use(connect(store.url), StoreState.FINISHED)
+        with pages_of(store.url, reader, members=list) as url:
+            page = browser.new_page()
+            page.set_default_timeout(1000 * HANG_SECONDS)
+            page.goto(f"{url}/#/run/{RUN}")
+            problems = page.locator("#fleet p.problem:visible")
+            problems.first.wait_for()
+            expect(problems).to_have_count(2)
+            expect(problems.first).to_contain_text(": nothing is learned")
+            expect(problems.last).to_contain_text(": no runner is there (over)")
+            page.close()
 
 
 def test_who_was_seen_last_is_asked_only_where_it_is_shown(browser: Any, tmp_path: Path) -> None:

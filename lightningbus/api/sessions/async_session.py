@@ -42,6 +42,7 @@ from lightningbus.run.run_directory.labels import Labels, read_all_labels
 from lightningbus.run.run_directory.lookup import find_named_run, find_run, find_run_names
 from lightningbus.schemas import subjects
 from lightningbus.store.reports.compared_runs import COMPARISONS, SIDES, Side
+from lightningbus.store.reports.run_alerts import RUN_ALERTS
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,16 @@ class AsyncSession:
         """
         return await self._ask_about(
             run, lambda client: RewardCurve.load(client, run or self._run or _find_newest_run(client), reward)
+        )
+
+    async def alerts(self, run: str | None = None) -> Table:
+        """List the alerts that were raised while a run went on, the first one first, also of a run that has ended.
+
+        The last column says whether the condition of the alert held no longer at the end. ``run``: default: that of the
+        session, else the newest in the store. Raises `UserError` for a run that is not in the store.
+        """
+        return await self._ask_about(
+            run, lambda client: load_table(client, RUN_ALERTS, {"run_id": run or self._run or _find_newest_run(client)})
         )
 
     async def report(self, name: str, run: str | None = None, **parameters: Any) -> Table:

@@ -27,9 +27,11 @@ log = logging.getLogger(__name__)
 RESULTS = f"""
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL),
     groupArray(num_graded), groupArray(num_passed), sum(num_named), min(low) AS lowest, max(high) AS highest,
-    min(is_binary), {select_pass_note("{pass_reward:Float64}")}, groupUniqArrayArray(names)
+    min(is_binary), {select_pass_note("{pass_reward:Float64}")}, groupUniqArrayArray(names),
+    sum(num_without_call)
 FROM (
     SELECT countIf(outcome = 'ok') AS num_ok, countIf(outcome = 'ok' AND has_name) AS num_named,
+        countIf(outcome = 'ok' AND num_calls = 0) AS num_without_call,
         countIf(outcome NOT IN ('grading_failed', 'reward_timeout')) AS num_graded,
         countIf(outcome = 'ok' AND own_reward >= {{pass_reward:Float64}}) AS num_passed,
         countIf(outcome = 'ok' AND own_reward NOT IN (0, 1)) = 0 AS is_binary,
@@ -38,7 +40,8 @@ FROM (
         groupUniqArrayArray(100)(mapKeys(rewards)) AS names
     FROM
     (
-        SELECT task_id, outcome, rewards, {{reward:String}} = '' OR mapContains(rewards, {{reward:String}}) AS has_name,
+        SELECT task_id, outcome, num_calls, rewards,
+            {{reward:String}} = '' OR mapContains(rewards, {{reward:String}}) AS has_name,
             ifNull(if({{reward:String}} = '', reward, rewards[{{reward:String}}]), 0) AS own_reward
         FROM rollouts WHERE run_id = {{run_id:String}} AND endsWith(task_id, {{suffix:String}})
     )
@@ -96,6 +99,7 @@ class Evaluation(BaseModel):
     num_recorded: int = Field(
         default=0, description="answers that were on record before, under the same label, and were not given again"
     )
+    num_without_call: int = Field(default=0, description="answers that ended well though the agent called no model")
     failures: str = Field(default="", description="how many rollouts failed, and the most frequent error; empty: none")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
 
@@ -110,6 +114,15 @@ class Evaluation(BaseModel):
             return ""
         num = "all" if self.num_recorded == self.rollouts else f"{self.num_recorded} of"
         return f"{num} {self.rollouts} rollouts were on record already: another label answers all tasks anew"
+
+    def describe_without_call(self) -> str:
+        """Describe rollouts whose agent called no model, and their likely cause; empty: there are none."""
+        if not self.num_without_call:
+            return ""
+        return (
+            f"{self.num_without_call} of {self.rollouts} rollouts called no model: if the agent asks one each time, "
+            "a cache of its client gives it old answers, which may be of other weights; turn the cache off"
+        )
 
     def format_mean(self) -> str:
         """Format the mean reward with its 95 % interval."""
@@ -184,7 +197,20 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             what=f"evaluation {label} of version {format_versions(versions)}" if versions else f"evaluation {label}",
             advice="`lightningbus status` says what is up; or raise eval.deadline",
         )
-    num_ok, mean, standard_error, num_graded, num_passed, num_named, _, _, is_binary, pass_note, names = figures
+    (
+        num_ok,
+        mean,
+        standard_error,
+        num_graded,
+        num_passed,
+        num_named,
+        _,
+        _,
+        is_binary,
+        pass_note,
+        names,
+        num_without_call,
+    ) = figures
     for name, actual in actual_versions:
         if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
@@ -208,6 +234,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         rollouts=len(batch.tasks),
         ok=num_ok,
         num_recorded=batch.num_recorded,
+        num_without_call=num_without_call,
         failures=describe_failures([*((outcome, error) for outcome, error in failed), *[("ok", "")] * num_ok]),
         seconds=round(time.monotonic() - started, 1),
     )

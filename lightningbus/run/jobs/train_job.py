@@ -403,8 +403,8 @@ class _Training:
         await self._callbacks.report_evaluation(evaluation)
         what = format_label(evaluation.versions)
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
-        if evaluation.failures:  # the same will happen in training
-            self._stack.view.warn(f"{evaluation.label}, {what}: {evaluation.failures}")
+        for warning in filter(None, (evaluation.failures, evaluation.describe_without_call())):
+            self._stack.view.warn(f"{evaluation.label}, {what}: {warning}")  # the same will happen in training
         with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
             await self._draw()
 

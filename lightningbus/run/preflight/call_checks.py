@@ -15,7 +15,7 @@ from lightningbus.run.preflight.tool_parser_check import find_fitting_parsers
 from lightningbus.runners.protocol.dialects.base import text_of
 from lightningbus.runners.protocol.message_parts import SYSTEM_ROLES
 
-TEMPLATE_ADVICE = "take a model whose template has them, or name one by --chat-template in inference.vllm_args"
+TEMPLATE_ADVICE = "take a model whose template has it, or name one by --chat-template in inference.vllm_args"
 INSTRUCTING = (*SYSTEM_ROLES, "user")
 """Roles of messages that an agent writes."""
 THOUGHT: dict[str, Any] = {"role": "assistant", "reasoning": "I think so.", "content": "Yes."}
@@ -44,32 +44,52 @@ async def check_calls(
             continue
         try:
             async with scripted_vllm(node, node.models) as engine:
-                template = ChatTemplate(engine)
-                adapted = [await _adapt(template, call) for call in of_node]
-                async for refusal in find_refusals(engine, adapted):
-                    raise UnfitCallError(refusal)
-                calls_tools = "tool" in list_parsers(node) and any(call.body.get("tools") for call in of_node)
-                if calls_tools and (misfit := await find_misfit(engine, node, str(of_node[0].body["model"]))):
-                    yield misfit
-                async for sentence in find_unread(template, of_node, thinks=node.reasoning_parser is not None):
-                    yield f"{node.model_path}: {sentence}"
+                async for sentence in _check_node(engine, node, of_node):
+                    yield sentence
         except VllmStartError as error:
             if is_here:
                 raise
             yield str(error)
 
 
+async def _check_node(engine: Engine, node: InferenceSettings, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
+    template = ChatTemplate(engine)
+    tried = [await _adapt(template, call) for call in calls]
+    if "tool" not in list_parsers(node):  # vLLM refuses each offer of tools, and would name nothing else
+        tried = [
+            ModelCall(call.path, {**call.body, "tool_choice": "none"}) if _offers(call) else call for call in tried
+        ]
+    async for refusal in find_refusals(engine, tried):
+        raise UnfitCallError(refusal)
+    async for sentence in find_unread(template, calls, thinks=node.reasoning_parser is not None):
+        yield f"{node.model_path}: {sentence}"
+    if any(_offers(call) for call in calls) and (
+        misfit := await find_misfit(engine, node, str(calls[0].body["model"]))
+    ):
+        yield misfit
+
+
+def _offers(call: ModelCall) -> bool:
+    """Return whether the model may call a tool in its answer."""
+    return bool(call.body.get("tools")) and call.body.get("tool_choice") != "none"
+
+
 async def find_misfit(engine: Engine, node: InferenceSettings, model: str) -> str:
     """Describe a tool parser that does not read the calls of its model's template; empty: it reads them.
 
-    Raises `UnfitCallError` where another parser fits.
+    Raises `UnfitCallError` where another parser fits, and where a node has none.
     """
     fitting = await find_fitting_parsers(engine, node, model)
+    names, read_it = " or ".join(map(repr, fitting or ())), f"read a call as the template of {model!r} writes it"
+    if "tool" not in list_parsers(node):
+        advice = f"set it to {names}, which can {read_it}" if names else "it is the parser of the model's own calls"
+        raise UnfitCallError(f"inference.tool_parser: vLLM refuses tools without one; {advice}")
     if fitting is None:
         return ""
-    problem = f"inference.tool_parser: {node.tool_parser!r} does not read a call as the template of {model!r} writes it"
-    if fitting:
-        raise UnfitCallError(f"{problem}; {' or '.join(map(repr, fitting))} does")
+    parser = node.tool_parser or node.find_vllm_argument("--tool-call-parser")
+    problem = f"inference.tool_parser: {parser!r} does not {read_it}"
+    if names:
+        raise UnfitCallError(f"{problem}; {names} does")
     return f"{problem}, and no parser of vLLM does: the model's own calls may have another form"
 
 
@@ -95,7 +115,7 @@ async def find_unread(
         for each in words:
             if each not in known:
                 known.add(each)
-                yield f"the model does not read {each}: its chat template leaves that out"
+                yield f"the model does not read {each}: its chat template leaves that out; {TEMPLATE_ADVICE}"
 
 
 def _list_longest(calls: Sequence[ModelCall]) -> list[dict[str, Any]]:

@@ -159,7 +159,9 @@ def describe(
     if result.outcome != "ok":
         failure = f"{name}: {task} failed when {_list_answers(runner)}: {result.error}"
         error = TrialFailedError if result.outcome == "agent_error" else UserError
-        raise error(f"{failure}; runners.scripted_answers gives others")
+        is_graded = result.outcome == "grading_failed"
+        advice = "a reward function gets no key but those named in runners.env, and " if is_graded else ""
+        raise error(f"{failure}; {advice}runners.scripted_answers gives others")
     if not num_calls and trial.mode == "train":
         raise UserError(f"{name}: {task} made no model call, so that there is no token to train on: its {CALL_ADVICE}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"

@@ -22,6 +22,7 @@ from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.run.settings.setting_change import SettingChange, find_first_steps
 from lightningbus.store.clickhouse.client import query_row
+from lightningbus.store.reports.run_alerts import RUN_ALERTS
 
 RESULTS = "results.json"
 UNFINISHED = "SELECT count() FROM check_unfinished_rollouts WHERE run_id = {run_id:String}"
@@ -46,11 +47,7 @@ COUNTS = {
     ),
 }
 """Queries of figures over all models of a run."""
-ALERTS = """
-SELECT reason FROM alerts WHERE role = 'learner' AND NOT resolved
-    AND fired_at >= (SELECT min(enqueued_at) FROM tasks WHERE run_id = {run_id:String})
-GROUP BY reason ORDER BY min(fired_at)
-"""
+ALERTS = f"SELECT reason FROM ({RUN_ALERTS}) WHERE role = 'learner'"
 """Query of the alerts of learners while the run went on."""
 LAST_STEPS = """
 SELECT model, count(), argMax(if(mapContains(metrics, 'reward/mean'), metrics['reward/mean'], NULL), step)

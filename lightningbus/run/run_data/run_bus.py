@@ -45,9 +45,10 @@ async def open_bus(
         try:
             bus = await exits.enter_async_context(connect(url, name, role))
         except BusError as error:
-            if (ended := _find_ended_run(url)) is None:
+            if (ended := find_ended_run(url)) is None:
                 raise
-            raise UserError(f"{error}; run {ended!r} has ended: --run {ended} reads its files") from error
+            name = ended.path.name
+            raise UserError(f"{error}; run {name!r} has ended: --run {name} reads its files") from error
         yield bus
 
 
@@ -120,9 +121,9 @@ def _read_more_mib(config: Path) -> int:
     return max(0, int(limit.group(1)) - STORE_GIB) * 1024 if limit is not None else 0
 
 
-def _find_ended_run(url: str | None) -> str | None:
+def find_ended_run(url: str | None) -> RunDirectory | None:
     """Find the latest run, if it has ended and its bus can be read; None: an address was given, or there is none."""
     latest = RunDirectory.latest() if url is None and BUS_VARIABLE not in os.environ else None
     if latest is None or not latest.has_own_bus() or latest.read_endpoints() is not None:
         return None
-    return latest.path.name
+    return latest

@@ -19,8 +19,8 @@ export function fleetPanel(run, signal) {
   nodes.root.classList.add("half");
   let past = null, now = null; // `past`: null until it is asked for, since the store counts all model calls for it
   const draw = async () => {
-    if (isPast(now)) past ??= await ask("run/last_seen", { run_id: run }, signal);
-    return members(now, past ?? []);
+    if (isPast(now)) past ??= await Promise.all(["last_seen", "alerts"].map((question) => ask(`run/${question}`, { run_id: run }, signal)));
+    return members(now, ...(past ?? [[], []]));
   };
   follow(() => fill(alive, async () => { now = await ask("fleet", { run_id: run }, signal); return draw(); }, signal), signal);
   return {
@@ -38,16 +38,19 @@ const WORK = { learner: (row) => `step ${count(row.work)}`, inference: (row) => 
 /** Whether those are shown that have worked for the run, not the living. */
 const isPast = ({ problem }) => storeState() === "finished" || Boolean(problem);
 
-/** The living; of a run that has ended, or whose bus is silent, those that have worked for it. */
-function members({ members: all, problem }, past) {
+/** The living and their alerts; of a run that has ended, or whose bus is silent, those that have worked for it, and what was alerted. */
+function members({ members: all, problem }, past, pastAlerts) {
   const isOver = storeState() === "finished";
   const rows = isPast({ problem }) ? [...past] : sorted(all);
-  const alerts = all.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
+  const sentences = isPast({ problem }) ? pastAlerts.map(describeAlert) : all.filter((member) => member.status.alert).map((member) => String(member.status.alert));
+  const alerts = sentences.map((sentence) => h("p", { class: "problem" }, sentence));
   if (!isOver && problem) alerts.push(empty(`No heartbeat is received: ${problem}. Name the bus with`, "lightningbus ui --bus nats://…"));
-  if (isOver && !rows.length) return empty("Nothing of this run was stored, so nobody knows which processes it had.");
+  if (isOver && !rows.length && !alerts.length) return empty("Nothing of this run was stored, so nobody knows which processes it had.");
   if (!problem && !rows.length) return empty("No process is alive on this bus. Start a whole run with", "lightningbus up -c run.yaml");
   return h("div", {}, alerts, rows.length ? fleetTable(rows) : null);
 }
+
+const describeAlert = ({ reason, is_over, raised_ms }) => `${clock(raised_ms)}: ${reason}${is_over ? " (over)" : ""}`;
 
 const sorted = (all) => [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import closing, suppress
 from typing import Annotated
 
 import msgspec
@@ -10,12 +11,15 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS
 from lightningbus.bus.streams.specs import STORE_EVENTS
 from lightningbus.cli.options import BusOption, run_async
 from lightningbus.common.printable import printable_json
+from lightningbus.run.errors import UserError
 from lightningbus.run.processes.role_process import on_stop_signals
+from lightningbus.run.run_data.run_bus import find_ended_run
+from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import connect
 
 BACKLOG_SECONDS = 2.0
@@ -56,7 +60,30 @@ def status(
             for alert in firing_alerts(members):
                 Terminal(soft_wrap=True).print(f"ALERT  {alert}", style="bold red", highlight=False, markup=False)
 
-    run_async(look())
+    async def look_or_tell_the_end() -> None:
+        try:
+            await look()
+        except BusError as error:
+            if (ended := find_ended_run(bus)) is None:
+                raise
+            if not as_json:
+                await asyncio.to_thread(_print_past_alerts, ended)
+            raise UserError(f"{error}; run {ended.path.name!r} has ended") from error
+
+    run_async(look_or_tell_the_end())
+
+
+def _print_past_alerts(run: RunDirectory) -> None:
+    """Print the alerts of a run that has ended; none where nothing of the run is stored here."""
+    from lightningbus.run.display.terminal import Terminal
+    from lightningbus.run.run_data.run_data import RunData
+    from lightningbus.store.reports.run_alerts import RUN_ALERTS
+
+    with suppress(UserError), closing(RunData(run)) as data:
+        rows = data.ask(lambda client: client.query(RUN_ALERTS, parameters={"run_id": run.run_id}).result_rows)
+        for _, sentence, _, is_over in rows:
+            line = f"{'OVER ' if is_over else 'ALERT'}  {sentence}"
+            Terminal(soft_wrap=True).print(line, style="bold red", highlight=False, markup=False)
 
 
 async def _describe_stopped_store(bus: Bus) -> str:
