@@ -136,9 +136,9 @@ def _find_wrong_steps(steps: Iterable[Step]) -> Iterator[Finding]:
         for use in step.uses:
             if use.is_trained:
                 trained.setdefault((step.model, use.rollout_id), set()).add(step.step)
-    for key, made in batches.items():
-        if len(made) > 1:
-            yield Finding("step of two batches", f"{key} was made of {sorted(batch for batch, _ in made)}")
+    for key, unlike in batches.items():
+        if len(unlike) > 1:
+            yield Finding("step of two batches", f"{key} was made of {sorted(batch for batch, _ in unlike)}")
     for (_, rollout), numbers in trained.items():
         if len(numbers) > 1:
             yield Finding("trained twice", f"{rollout} was trained in the steps {sorted(numbers)}")

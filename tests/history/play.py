@@ -41,7 +41,7 @@ async def play(plan: Plan, model: Path, directory: Path) -> History:
     async with asyncio.timeout(MOST_SECONDS), Processes(directory).running() as processes:
         port = free_port()
         await processes.start("bus", "bus", "--port", str(port), "--dir", str(directory / "bus"))
-        url = await processes.said("bus", r"bus: (nats://\S+)")
+        url = await processes.wait_for_line("bus", r"bus: (nats://\S+)")
         async with recording(url) as recorder:
             views = await _start(plan, model, directory, processes, url)
             acknowledged: list[str] = []

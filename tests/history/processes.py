@@ -63,7 +63,7 @@ class Processes:
         path.write_text(json.dumps(settings))
         await self.start(name, role, "--bus", bus, "--settings", str(path))
 
-    async def said(self, name: str, pattern: str) -> str:
+    async def wait_for_line(self, name: str, pattern: str) -> str:
         """Wait until the log of a process has a line with a pattern; return the pattern's group."""
         while not (match := re.search(pattern, self._log(name).read_text())):
             self.check()

@@ -44,9 +44,9 @@ def record() -> Record:
             Attempt("own.0", "x-1", "final", "ok", 1.0),
         ],
         calls=[
-            made
+            each
             for number, end in enumerate(ends)
-            for made in (
+            for each in (
                 call(end.execution_id, 0, PROMPT, number // 2),
                 call(end.execution_id, 1, LONGER, number // 2),
             )

@@ -27,8 +27,8 @@ def test_rounding_alone_is_never_a_temperature(alike: float) -> None:
 
 @pytest.mark.parametrize(("scale", "alike"), [(1.02, 0.0), (0.98, 0.0), (1.02, 0.5)])
 def test_two_percent_are_found_always(scale: float, alike: float) -> None:
-    found = [find(seed, scale, alike) for seed in range(500)]
-    assert all(share == pytest.approx(scale - 1, abs=0.01) for share in found)
+    shares = [find(seed, scale, alike) for seed in range(500)]
+    assert all(share == pytest.approx(scale - 1, abs=0.01) for share in shares)
     assert describe_temperature_error(0.02) == "are scaled by 1.02" and describe_temperature_error(0.0) == ""
 
 

@@ -82,9 +82,9 @@ async def test_numbers_that_json_lacks_are_the_same_wherever_they_are_read(
     transcript.show_json()
     printed = json.loads(capsys.readouterr().out)
     for spans in (page["spans"], printed["spans"], transcript.spans):
-        shown = {span["name"]: span["attributes"] for span in spans}
+        attributes = {span["name"]: span["attributes"] for span in spans}
         for name in ("protobuf", "json"):
-            assert {key: shown[name][key] for key in WORDS} == WORDS
+            assert {key: attributes[name][key] for key in WORDS} == WORDS
 
 
 async def shown_on_page(store: StoreProcess, rollout: str) -> Any:
