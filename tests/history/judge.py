@@ -92,19 +92,19 @@ def _keyed_uses(steps: Iterable[Step]) -> Keyed:
 
 
 def _compare(name: str, wire: Keyed, sql: Keyed) -> Iterator[Finding]:
-    said: dict[Any, Any] = {}
+    on_wire: dict[Any, Any] = {}
     for key, item in wire:
-        if said.setdefault(key, item) != item:
-            yield Finding(f"{name} contradicted", f"the wire says {item} and {said[key]}")
+        if on_wire.setdefault(key, item) != item:
+            yield Finding(f"{name} contradicted", f"the wire says {item} and {on_wire[key]}")
     rows = list(sql)
     times = Counter(key for key, _ in rows)
-    yield from (Finding(f"{name} lost", f"SQL has no {item}") for key, item in said.items() if key not in times)
+    yield from (Finding(f"{name} lost", f"SQL has no {item}") for key, item in on_wire.items() if key not in times)
     yield from (Finding(f"{name} doubled", f"SQL has {key} {num} times") for key, num in times.items() if num > 1)
     for key, row in rows:
-        if key not in said:
+        if key not in on_wire:
             yield Finding(f"{name} invented", f"SQL has {row}, and the wire never had it")
-        elif said[key] != row:
-            yield Finding(f"{name} altered", f"SQL has {row}, and the wire had {said[key]}")
+        elif on_wire[key] != row:
+            yield Finding(f"{name} altered", f"SQL has {row}, and the wire had {on_wire[key]}")
 
 
 def _find_wrong_prompts(calls: Iterable[Call]) -> Iterator[Finding]:
@@ -114,20 +114,20 @@ def _find_wrong_prompts(calls: Iterable[Call]) -> Iterator[Finding]:
 
 
 def _find_unmade_steps(history: History) -> Iterator[Finding]:
-    """The steps of each model are numbered without a gap, and each has published its version."""
+    """Find gaps in the numbers of a model's steps, and steps whose version was not published."""
     published = {(item.model, item.version) for item in history.wire.versions}
     numbers: dict[str, set[int]] = {}
     for step in history.wire.steps:
         numbers.setdefault(step.model, set()).add(step.step)
         if (step.model, step.version) not in published:
             yield Finding("version unpublished", f"step {step.step} made {step.version}, which was never published")
-    for model, made in numbers.items():
-        for number in sorted(set(range(1, max(made) + 1)) - made):
+    for model, steps in numbers.items():
+        for number in sorted(set(range(1, max(steps) + 1)) - steps):
             yield Finding("step skipped", f"{model} has no step {number}")
 
 
 def _find_wrong_steps(steps: Iterable[Step]) -> Iterator[Finding]:
-    """A step made again is made of the same batch, and no rollout is in the batches of two steps."""
+    """Find steps made of two batches, and rollouts in the batches of two steps."""
     batches: dict[tuple[str, int], set[tuple[str, frozenset[str]]]] = {}
     trained: dict[tuple[str, str], set[int]] = {}
     for step in steps:
