@@ -28,7 +28,7 @@ from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.errors import LearnerError, LearnerRestart, as_learner_error
 from lightningbus.learner.publishing.broadcaster import Broadcaster
-from lightningbus.learner.publishing.engine_check_watch import watch_engine_check
+from lightningbus.learner.publishing.engine_checks import EngineChecks
 from lightningbus.learner.publishing.pin_watch import PinWatch
 from lightningbus.learner.publishing.publisher import WeightPublisher, needs_full_weights
 from lightningbus.learner.rollouts.capacity import find_shortage
@@ -93,6 +93,7 @@ class Learner:
         self._pin_watch = PinWatch(bus, settings.model)
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._initial_state = LearnerState(run_id=settings.run, model=settings.model)
+        self._engine_checks = EngineChecks()
         self._loop: TrainingLoop | None = None
         self._trainer: Trainer | None = None
         self._teachers: Teachers | None = None
@@ -123,7 +124,7 @@ class Learner:
                     loop.committer.writer.watch(),
                     self._watch_nodes(loop.dispatcher),
                     self._check_teachers(),
-                    watch_engine_check(self._bus, self._settings.model, self._publisher, self._nodes),
+                    self._engine_checks.watch(self._bus, self._settings.model, self._nodes),
                     self._pin_watch.run(self._nodes, lambda: loop.missing_served_version),
                     self._publisher.wait_until_fenced(loop.state.epoch),
                     self._publisher.keep_published(loop.consumer.was_reset),
@@ -184,7 +185,9 @@ class Learner:
             builder, trainer, probe = await self._in_thread(
                 self._load_trainer, checkpoint[0] / TRAINER if checkpoint else None
             )
-            committer = StepCommitter(settings, trainer, self._publisher, self._checkpoints, self._in_thread, probe)
+            committer = StepCommitter(
+                settings, trainer, self._publisher, self._checkpoints, self._in_thread, probe, self._engine_checks
+            )
         except ValueError as error:
             raise as_learner_error(error) from error
         builder.bound_from(state.oldest_version)

@@ -19,10 +19,10 @@ class ModelProbe:
     """Tokens that learner and inference engines score alike."""
 
     rows: Sequence[TrainSequence]
-    tolerance: float
-    """Largest mean difference of an engine's log-probabilities, in nats per token, that rounding explains."""
-    float32_tolerance: float | None = None
-    """The same for an engine that computes in float32; None: the learner's or the published weights are rounded."""
+    roundings: Sequence[float]
+    """Mean difference that bfloat16 makes to each row, in nats per token."""
+    is_exact: bool
+    """Whether the learner's log-probabilities are computed in float32, at the weights that engines hold."""
 
 
 class Trainer(Protocol):

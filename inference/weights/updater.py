@@ -248,7 +248,9 @@ class WeightUpdater:
         assert canary is not None and manifest.canary is not None
         self._canary_backoff = CanaryBackoff(version, time.monotonic() + CANARY_BACKOFF_SECONDS)
         is_kv_cache_tainted = False
-        await canary.drain_traffic()
+        is_serving = manifest.canary.is_engine_check and self._active is not None
+        if not is_serving:  # where an engine on trial fails, the learner ends: its calls may go on meanwhile
+            await canary.drain_traffic()
         try:
             pause_seconds = await self._load(update)
             with tracing.start_as_current_span("canary"):
@@ -260,13 +262,13 @@ class WeightUpdater:
                 await self._publish_verdict(version, CanaryResult(str(error), {}))
             raise
         except (BusError, NatsError, OSError, ValueError):
-            await self._roll_back(canary, is_kv_cache_tainted)
+            await self._roll_back(canary, is_kv_cache_tainted, is_serving)
             raise
         release = self._releases.state
         if not is_kv_cache_tainted and is_servable(release, manifest) and release.pinned in (None, version):
             await self._activate(update, pause_seconds)
             return
-        await self._roll_back(canary, is_kv_cache_tainted)
+        await self._roll_back(canary, is_kv_cache_tainted, is_serving)
         if not is_servable(release, manifest):
             self.problem = shorten_line(f"version {version} was revoked: {result.reason or 'by somebody else'}", 200)
 
@@ -278,7 +280,9 @@ class WeightUpdater:
             action, version, actor=self._node_id, reason=result.reason, metrics=result.metrics, first_only=True
         )
 
-    async def _roll_back(self, canary: Canary, is_kv_cache_tainted: bool) -> None:
+    async def _roll_back(self, canary: Canary, is_kv_cache_tainted: bool, is_serving: bool) -> None:
+        if is_serving:
+            await canary.drain_traffic()
         if is_kv_cache_tainted:
             await canary.restart_engine()
         previous, self._active = self._active, None  # until it is loaded again

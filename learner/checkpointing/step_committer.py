@@ -13,6 +13,7 @@ from lightningbus.learner.checkpointing.checkpoint_writer import CheckpointWrite
 from lightningbus.learner.checkpointing.journal import EpochClaim, Journal
 from lightningbus.learner.checkpointing.resume import resume
 from lightningbus.learner.publishing.canary_prompts import CanaryPrompts, build_engine_check, build_first_engine_check
+from lightningbus.learner.publishing.engine_checks import EngineChecks
 from lightningbus.learner.publishing.publisher import WeightPublisher, fenced_error
 from lightningbus.learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -23,10 +24,6 @@ log = logging.getLogger(__name__)
 
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking call in the trainer's thread."""
-
-
-LAST_CHECKED_VERSION = 3
-"""Version up to which an engine has to agree with the learner, also where it does not sample what is trained next."""
 
 
 class StepCommitter:
@@ -40,12 +37,14 @@ class StepCommitter:
         checkpoints: Checkpoints,
         in_thread: InThread,
         probe: ModelProbe | None = None,
+        engine_checks: EngineChecks | None = None,
     ) -> None:
         """Read the canary's prompts; raise ValueError for unusable ones.
 
-        ``probe``: what the engines have to agree with the trainer on.
+        ``probe``: what the engines have to agree with the trainer on, in the versions of ``engine_checks``.
         """
         self._settings, self._trainer, self._probe = settings, trainer, probe
+        self._engine_checks = engine_checks or EngineChecks()
         canary = settings.weights.canary
         self._canary_prompts = (
             CanaryPrompts(canary, settings.model_path, settings.seq_len) if canary is not None else None
@@ -166,9 +165,10 @@ class StepCommitter:
         canary: CanarySpec | None = None
         if self._canary_prompts is not None:
             canary = await self._in_thread(self._canary_prompts.build_spec, self._trainer)
-        elif self._probe is not None and state.version <= LAST_CHECKED_VERSION:
+        elif self._probe is not None and self._engine_checks.is_due(state.version):
             build = build_engine_check if state.version else build_first_engine_check
             canary = await self._in_thread(build, self._trainer, self._probe)
+            self._engine_checks.add(state.version)
         await self._publisher.publish(
             path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, canary=canary
         )

@@ -223,16 +223,17 @@ class Dispatcher:
 
         Groups of which no sample has ended go out as the bound admits them: they may be more, as where this learner
         makes steps of another learner again. ``ended`` are samples by task. ``nonce`` is the same only for the same
-        loss: the broker may still know the message ids of what it lost. Returns the number of tasks.
+        loss: the broker may still know the message ids of what it lost. Returns the number of tasks that go out now.
         """
         missing = self._outstanding.missing_samples(self._group_tasks.find_group_size, ended, self._closed)
         unended = {task for task in missing if not ended.get(task)}
         later = self._outstanding.take_back(unended, self._bound.num_groups())
         for task in later:
             self._record(self._groups[task], self.num_by_others)
-        self._lost.add({task: samples for task, samples in missing.items() if task not in later}, nonce, later)
+        now = {task: samples for task, samples in missing.items() if task not in later}
+        self._lost.add(now, nonce, later)
         self._wake.set()
-        return sum(map(len, missing.values()))
+        return sum(map(len, now.values()))
 
     async def run(self) -> None:
         """Publish for ever; a full bus is waited for. Raises `LearnerError` as `RunDispatch`."""
@@ -385,8 +386,9 @@ class Dispatcher:
 
     async def _publish_lost(self) -> None:
         task, samples, nonce = self._lost.first
-        if task in self._groups:
-            tasks = await self._group_tasks.make(self._groups[task])
+        group = self._groups.get(task)
+        if group is not None and group.served_version is not None:  # else a later loss has it wait for the bound
+            tasks = await self._group_tasks.make(group)
             await self._publish([tasks[sample] for sample in samples], nonce)
         self._lost.remove_first()
 

@@ -46,7 +46,7 @@ class LossRecovery:
 
     @property
     def mark(self) -> StreamMark:
-        """The stream for a checkpoint: as it was before a loss, until the tasks are on the bus again."""
+        """The stream for a checkpoint: as it was before a loss, until all tasks that were lost are on the bus again."""
         is_done = self._consumer.gap is None and self._consumer.gaps.empty() and not self._dispatcher.is_behind
         return self._consumer.stream_mark if is_done else self._consumer.previous_stream_mark
 

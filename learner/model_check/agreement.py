@@ -24,6 +24,11 @@ eighth of its rounding, and one activation of vLLM is in bfloat16 always (0.17 i
 """
 
 
+def average_rows(values: Sequence[float], rows: Sequence[TrainSequence]) -> float:
+    """Return the mean per token of a mean for each row; the first token of a row does not count."""
+    return float(np.average(values, weights=[len(row.token_ids) - 1 for row in rows]))
+
+
 def mean_difference(left: Sequence[Floats], right: Sequence[Floats]) -> float:
     """Return the mean distance of log-probabilities, in nats per token; infinite if one is not finite.
 

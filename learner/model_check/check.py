@@ -9,7 +9,7 @@ from pathlib import Path
 from lightningbus.learner.engine.verl_checks import carries_state, uses_flash_attention
 from lightningbus.learner.model_check.agreement import (
     MAX_DIFFERENCE,
-    find_engine_tolerance,
+    average_rows,
     find_log_prob_fault,
     find_tolerance,
     mean_difference,
@@ -69,8 +69,8 @@ class ModelCheck:
     """The initial ones, with the attention and the packing that are right."""
     rows: Sequence[TrainSequence] = ()
     """Tokens that all have to score alike; empty: nothing is checked."""
-    rounding: float = 0.0
-    """Mean difference that bfloat16 makes to the reference, in nats per token."""
+    roundings: Sequence[float] = ()
+    """Mean difference that bfloat16 makes to each row of the reference, in nats per token."""
     vocabulary_size: int = 0
     log_probs: Sequence[Floats] | None = None
     """The reference's, one ``float32[N]`` per row; None: this learner was checked at an earlier start."""
@@ -96,20 +96,22 @@ class ModelCheck:
                 engine.attn_implementation,
                 engine.use_remove_padding is not False,
                 bool(engine.share_prefixes),
-                self.rounding,
+                list(self.roundings),
                 self.vocabulary_size,
             ),
         )
+
+    @property
+    def rounding(self) -> float:
+        """Mean difference that bfloat16 makes to the reference, in nats per token."""
+        return average_rows(self.roundings, self.rows)
 
     def make_probe(self, *, is_exact: bool) -> ModelProbe | None:
         """Return what engines have to agree with; None: nothing is checked.
 
         ``is_exact``: the log-probabilities to agree with are computed in float32, at the weights that engines hold.
         """
-        if not self.rows:
-            return None
-        tolerance = find_tolerance(self.rounding, num_rounded=1 if is_exact else 2)
-        return ModelProbe(self.rows, tolerance, find_engine_tolerance(self.rounding) if is_exact else None)
+        return ModelProbe(self.rows, self.roundings, is_exact) if self.rows else None
 
 
 def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
@@ -126,7 +128,7 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
         computation = Computation(known.attention, known.is_packed)
         rows = _make_rows(settings, known.vocabulary_size)
         checked_settings = _with_computation(settings, device, computation, known.shares_prefixes)
-        return ModelCheck(settings, checked_settings, rows, known.rounding, known.vocabulary_size)
+        return ModelCheck(settings, checked_settings, rows, known.roundings, known.vocabulary_size)
     if shortage := find_shortage(path):
         log.warning("the model is not compared with transformers' own: %s", shortage)
         return ModelCheck(settings, _with_computation(settings, device, None))
@@ -140,9 +142,10 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     shares = chosen == COMPUTATIONS[0] and _shares_prefixes(settings.engine, reference, rows)
     rows = _make_rows(settings, vocabulary_size)
     log_probs += reference.log_probs(rows[len(log_probs) :])
-    rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
+    rounded = reference.rounded_log_probs(rows)
+    roundings = [mean_difference([left], [right]) for left, right in zip(rounded, log_probs, strict=True)]
     checked_settings = _with_computation(settings, device, chosen, shares)
-    return ModelCheck(settings, checked_settings, rows, rounding, vocabulary_size, log_probs)
+    return ModelCheck(settings, checked_settings, rows, roundings, vocabulary_size, log_probs)
 
 
 def _make_rows(settings: LearnerSettings, vocabulary_size: int) -> list[TrainSequence]:

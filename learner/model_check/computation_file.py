@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
 
+from lightningbus.learner.model_check.probe import LENGTHS, LONG, MAX_LENGTH, NUM_LONG_TOKENS
 from lightningbus.learner.settings.learner import LearnerSettings
 
 FILE = "model_check.json"
@@ -13,7 +14,7 @@ PACKAGES = ("torch", "transformers", "verl")
 
 @dataclass(frozen=True, slots=True)
 class CheckedComputation:
-    """The right computation of a model, and the mean difference in nats per token that bfloat16 makes to it.
+    """The right computation of a model, and the mean differences in nats per token that bfloat16 makes to its rows.
 
     ``shares_prefixes``: common beginnings of rows are computed once.
     """
@@ -21,7 +22,7 @@ class CheckedComputation:
     attention: str
     is_packed: bool
     shares_prefixes: bool
-    rounding: float
+    roundings: list[float]
     vocabulary_size: int
 
 
@@ -43,6 +44,7 @@ def write_computation(settings: LearnerSettings, checked: CheckedComputation) ->
 
 
 def _fingerprint(settings: LearnerSettings) -> str:
-    parts = [settings.engine.model_dump_json(), *(f"{name} {version(name)}" for name in PACKAGES)]
+    probe = f"{settings.seq_len} {LENGTHS} {NUM_LONG_TOKENS} {LONG} {MAX_LENGTH}"
+    parts = [settings.engine.model_dump_json(), probe, *(f"{name} {version(name)}" for name in PACKAGES)]
     config = (settings.model_path / "config.json").read_bytes()
     return sha256(b"\0".join([config, *(part.encode() for part in parts)])).hexdigest()

@@ -16,6 +16,8 @@ from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import TrainSequence
 
 EAGER, SDPA = "eager", "sdpa"
+CHUNK = 256
+"""Tokens whose log-probabilities over the vocabulary are in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,9 @@ def _read(logits: Any, token_ids: NDArray[np.int64]) -> Floats:
     import torch
 
     values = np.zeros(len(token_ids), np.float32)
-    log_probs = logits[:-1].float().log_softmax(-1)
-    values[1:] = log_probs.gather(1, torch.from_numpy(token_ids)[1:, None])[:, 0].numpy()
+    targets = torch.from_numpy(token_ids)[1:, None]
+    for start in range(0, len(token_ids) - 1, CHUNK):
+        part = slice(start, start + CHUNK)
+        log_probs = logits[:-1][part].float().log_softmax(-1)
+        values[1:][part] = log_probs.gather(1, targets[part])[:, 0].numpy()
     return values

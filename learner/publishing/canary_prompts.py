@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lightningbus.learner.model_check.agreement import average_rows, find_engine_tolerance, find_tolerance
 from lightningbus.learner.settings.weights import CanarySettings
 from lightningbus.learner.trainer import Floats, ModelProbe, Trainer
 from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
@@ -49,12 +50,15 @@ def build_first_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
 
 def build_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
     """Compute what an engine has to agree with at a later version, on a part of the rows; blocks for a forward pass."""
-    return build_first_engine_check(trainer, replace(probe, rows=probe.rows[:NUM_LATER_ROWS]))
+    return build_first_engine_check(
+        trainer, replace(probe, rows=probe.rows[:NUM_LATER_ROWS], roundings=probe.roundings[:NUM_LATER_ROWS])
+    )
 
 
 def to_engine_check(probe: ModelProbe, log_probs: Sequence[Floats]) -> CanarySpec:
     """Build the trial of an engine that has to compute ``log_probs``, one ``float32[N]`` per row of a probe."""
     unbounded = sys.float_info.max
+    rounding = average_rows(probe.roundings, probe.rows)
     return CanarySpec(
         prompts=_to_prompts(probe.rows, log_probs),
         max_tokens=1,
@@ -62,8 +66,8 @@ def to_engine_check(probe: ModelProbe, log_probs: Sequence[Floats]) -> CanarySpe
         min_entropy=0.0,
         max_entropy=unbounded,
         max_length_ratio=unbounded,
-        max_difference=probe.tolerance,
-        max_float32_difference=probe.float32_tolerance,
+        max_difference=find_tolerance(rounding, num_rounded=1 if probe.is_exact else 2),
+        max_float32_difference=find_engine_tolerance(rounding) if probe.is_exact else None,
     )
 
 

@@ -219,9 +219,9 @@ class WeightPublisher:
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
         parent = self.last.version if self.last is not None and self.last.version < version else None
         change = None if parent is None or self._base else await self._estimate_change(path)
-        plan = (
-            await self._broadcaster.plan(path, version, epoch, parent) if self._broadcaster and canary is None else None
-        )
+        plan = None
+        if self._broadcaster and canary is None:  # one node loads a version on trial before the others
+            plan = await self._broadcaster.plan(path, version, epoch, parent)
         manifest = WeightManifest(
             run_id=self._settings.run,
             model=model,

@@ -18,14 +18,17 @@ def find_temperature_error(differences: Floats, logprobs: Floats, token_ids: NDA
 
     ``differences``: to the right computation's ``logprobs``, ``float64[N]`` both; ``token_ids``: the N tokens. This is
     the slope of a least-squares line, since the errors of rounding do not depend on the log-probability. Its standard
-    error lets the errors at one token be alike (Liang and Zeger 1986, clusters of tokens).
+    error lets the errors at one token be alike, and a few tokens far from all others explain little (the jackknife over
+    clusters of Bell and McCaffrey 2002, with tokens as clusters).
     """
     x, y = logprobs - logprobs.mean(), differences - differences.mean()
     spread = float(x @ x)
     if not spread:
         return 0.0
     slope = float(x @ y) / spread
-    by_token = np.bincount(np.unique(token_ids, return_inverse=True)[1], (y - slope * x) * x)
+    kinds = np.unique(token_ids, return_inverse=True)[1]
+    leverage = np.bincount(kinds) / len(x) + np.bincount(kinds, x * x) / spread
+    by_token = np.bincount(kinds, (y - slope * x) * x) / np.maximum(1 - leverage, 1e-9)
     error = sqrt(float(by_token @ by_token)) / spread
     is_explained = abs(slope) <= max(MAX_TEMPERATURE_ERROR, MAX_DEVIATIONS * error)
     return 0.0 if is_explained else slope

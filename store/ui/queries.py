@@ -162,7 +162,9 @@ GROUP BY tenth ORDER BY tenth
 """
 """Counts of ended and trained rollouts, by tenth of their duration."""
 
-ALERTS = f"SELECT reason, is_over, toUnixTimestamp64Milli(raised_at) AS raised_ms FROM ({RUN_ALERTS})"
+ALERTS = (
+    f"SELECT reason, is_over, toUnixTimestamp64Milli(raised_at) AS raised_ms FROM ({RUN_ALERTS}) ORDER BY raised_at"
+)
 """Alerts of a run that has ended; those of a living one stand in the heartbeats."""
 
 LAST_SEEN = """

@@ -13,10 +13,10 @@ from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.inference.weights.canary import evaluate, fit_to_engine
 from lightningbus.learner.checkpointing.checkpoint import Checkpoints, LearnerState
-from lightningbus.learner.checkpointing.step_committer import LAST_CHECKED_VERSION, StepCommitter
+from lightningbus.learner.checkpointing.step_committer import StepCommitter
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.publishing.canary_prompts import build_engine_check
-from lightningbus.learner.publishing.engine_check_watch import watch_engine_check
+from lightningbus.learner.publishing.engine_checks import NUM_CHECKS, EngineChecks
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.schemas.weights.events import CanarySpec
@@ -96,17 +96,24 @@ async def test_the_first_versions_are_tried(bus: Bus, tmp_path: Path, rank: int)
     )
     trainer, publisher = VerlTrainer(settings), WeightPublisher(bus, settings)
     probe = trainer.check_model()
-    committer = StepCommitter(settings, trainer, publisher, Checkpoints(tmp_path), asyncio.to_thread, probe)
+    engine_checks, releases = EngineChecks(), WeightRegistry(bus, "policy")
+    committer = StepCommitter(
+        settings, trainer, publisher, Checkpoints(tmp_path), asyncio.to_thread, probe, engine_checks
+    )
     await publisher.refresh()
     await committer.publish_base()
     checks = []
-    for version in range(LAST_CHECKED_VERSION + 2):
+    for version in range(NUM_CHECKS + 2):
         state = LearnerState(run_id="run", model="policy", version=version, step=version)
         path = await committer.write_initial_checkpoint(state)
         await committer._publish(path, state)
         assert publisher.last is not None
         checks.append(publisher.last.canary is not None and publisher.last.canary.is_engine_check)
-    assert checks == [True, True, True, True, False]
+        if checks[-1] and version != 2:  # no node tried version 2 before version 3 was there
+            await releases.append_decision("approved", version, actor="node-7", reason="", first_only=True)
+            await engine_checks._look(releases)
+    assert checks == [True, True, True, True, True, False]
+    assert not EngineChecks().is_due(7), "a learner that goes on from a checkpoint"
 
 
 @pytest.mark.integration
@@ -119,9 +126,12 @@ async def test_a_learner_ends_when_an_engine_disagrees(
     await publisher.refresh()
     await asyncio.to_thread(trainer.write_weights, tmp_path / "weights")
     await publisher.publish(tmp_path / "weights", version=0, epoch=1, step=0, canary=spec)
+    checks = EngineChecks()
+    checks.add(0)
+    checks.add(1)
     now = {"state": "canary", "model": "policy", "version": None, "address": "", "status": {}}
     async with bus.fleet("inference") as nodes, bus.heartbeat("inference", "n", lambda: now) as heartbeat:
-        watching = asyncio.create_task(watch_engine_check(bus, "policy", publisher, nodes))
+        watching = asyncio.create_task(checks.watch(bus, "policy", nodes))
         while not nodes.members():
             await nodes.wait_for_change()
         assert not watching.done()

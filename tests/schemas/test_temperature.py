@@ -32,5 +32,14 @@ def test_two_percent_are_found_always(scale: float, alike: float) -> None:
     assert describe_temperature_error(0.02) == "are scaled by 1.02" and describe_temperature_error(0.0) == ""
 
 
+@pytest.mark.parametrize("num_far", [1, 2])
+def test_a_few_tokens_far_from_the_others_prove_nothing(num_far: int) -> None:
+    random = np.random.default_rng(0)
+    logprobs = np.concatenate([np.full(num_far, -30.0), -np.abs(random.normal(0, 0.01, 700))])
+    errors = random.normal(0, 0.01, len(logprobs))
+    errors[:num_far] = 0.5
+    assert find_temperature_error(errors, logprobs, np.arange(len(logprobs), dtype=np.uint32) // num_far) == 0.0
+
+
 def test_equal_log_probabilities_have_no_slope() -> None:
     assert find_temperature_error(np.ones(4), np.zeros(4), np.arange(4, dtype=np.uint32)) == 0.0

@@ -16,6 +16,8 @@ from lightningbus.runners.protocol.dialects.base import text_of
 from lightningbus.runners.protocol.message_parts import SYSTEM_ROLES
 
 TEMPLATE_ADVICE = "take a model whose template has it, or name one by --chat-template in inference.vllm_args"
+PARSER_FLAG = "--tool-call-parser"
+"""Named by vLLM where it refuses tools for want of a parser; some models need none."""
 INSTRUCTING = (*SYSTEM_ROLES, "user")
 """Roles of messages that an agent writes."""
 THOUGHT: dict[str, Any] = {"role": "assistant", "reasoning": "I think so.", "content": "Yes."}
@@ -55,17 +57,20 @@ async def check_calls(
 async def _check_node(engine: Engine, node: InferenceSettings, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
     template = ChatTemplate(engine)
     tried = [await _adapt(template, call) for call in calls]
-    if "tool" not in list_parsers(node):  # vLLM refuses each offer of tools, and would name nothing else
-        tried = [
-            ModelCall(call.path, {**call.body, "tool_choice": "none"}) if _offers(call) else call for call in tried
-        ]
-    async for refusal in find_refusals(engine, tried):
+    refusal = await anext(find_refusals(engine, tried), None)
+    lacks_parser = refusal is not None and PARSER_FLAG in refusal and "tool" not in list_parsers(node)
+    if lacks_parser:  # vLLM refuses each offer of tools so, and names nothing else
+        bare = [ModelCall(call.path, {**call.body, "tool_choice": "none"}) if _offers(call) else call for call in tried]
+        refusal = await anext(find_refusals(engine, bare), None)
+    if refusal is not None:
         raise UnfitCallError(refusal)
     async for sentence in find_unread(template, calls, thinks=node.reasoning_parser is not None):
         yield f"{node.model_path}: {sentence}"
-    if any(_offers(call) for call in calls) and (
-        misfit := await find_misfit(engine, node, str(calls[0].body["model"]))
-    ):
+    model = str(calls[0].body["model"])
+    if lacks_parser:
+        raise UnfitCallError(await _advise_parser(engine, node, model))
+    calls_tools = "tool" in list_parsers(node) and any(_offers(call) for call in calls)
+    if calls_tools and (misfit := await find_misfit(engine, node, model)):
         yield misfit
 
 
@@ -74,22 +79,26 @@ def _offers(call: ModelCall) -> bool:
     return bool(call.body.get("tools")) and call.body.get("tool_choice") != "none"
 
 
+async def _advise_parser(engine: Engine, node: InferenceSettings, model: str) -> str:
+    """Say which tool parser a node without one needs."""
+    names = " or ".join(map(repr, await find_fitting_parsers(engine, node, model) or ()))
+    read_it = f"which can read a call as the template of {model!r} writes it"
+    advice = f"set it to {names}, {read_it}" if names else "it is the parser of the model's own calls"
+    return f"inference.tool_parser: vLLM refuses tools without one; {advice}"
+
+
 async def find_misfit(engine: Engine, node: InferenceSettings, model: str) -> str:
     """Describe a tool parser that does not read the calls of its model's template; empty: it reads them.
 
-    Raises `UnfitCallError` where another parser fits, and where a node has none.
+    Raises `UnfitCallError` where another parser fits.
     """
     fitting = await find_fitting_parsers(engine, node, model)
-    names, read_it = " or ".join(map(repr, fitting or ())), f"read a call as the template of {model!r} writes it"
-    if "tool" not in list_parsers(node):
-        advice = f"set it to {names}, which can {read_it}" if names else "it is the parser of the model's own calls"
-        raise UnfitCallError(f"inference.tool_parser: vLLM refuses tools without one; {advice}")
     if fitting is None:
         return ""
     parser = node.tool_parser or node.find_vllm_argument("--tool-call-parser")
-    problem = f"inference.tool_parser: {parser!r} does not {read_it}"
-    if names:
-        raise UnfitCallError(f"{problem}; {names} does")
+    problem = f"inference.tool_parser: {parser!r} does not read a call as the template of {model!r} writes it"
+    if fitting:
+        raise UnfitCallError(f"{problem}; {' or '.join(map(repr, fitting))} does")
     return f"{problem}, and no parser of vLLM does: the model's own calls may have another form"
 
 

@@ -64,14 +64,13 @@ def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSetting
             if not adapters.is_visible:
                 yield (
                     f"warning: {model}: the engine is not tried with adapters: those of lora.target_modules change the "
-                    f"model by {adapters.effect:.1g} nats per token, where rounding explains {probe.tolerance:.1g}"
+                    f"model by {adapters.effect:.1g} nats per token, where rounding explains {check.rounding:.1g}"
                 )
             else:
                 write_adapters(adapters.tensors, adapters.scale, work / "adapters")
                 way = "merged into it" if node.lora is None else "beside it"
                 is_exact = node.lora is None and read_dtype(check.settings.model_path) == "float32"  # no sum is rounded
-                exact = probe.float32_tolerance if is_exact else None
-                spec = to_engine_check(replace(probe, float32_tolerance=exact), adapters.log_probs)
+                spec = to_engine_check(replace(probe, is_exact=is_exact), adapters.log_probs)
                 trials.append(_Trial([weights, work / "adapters"], spec, f"it with adapters {way}"))
         if not computes_in_float32(node):
             yield _try_in_float32(node, model, trials[0], work)

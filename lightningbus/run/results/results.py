@@ -47,7 +47,7 @@ COUNTS = {
     ),
 }
 """Queries of figures over all models of a run."""
-ALERTS = f"SELECT reason FROM ({RUN_ALERTS}) WHERE role = 'learner'"
+ALERTS = f"SELECT reason FROM ({RUN_ALERTS}) WHERE role = 'learner' ORDER BY raised_at"
 """Query of the alerts of learners while the run went on."""
 LAST_STEPS = """
 SELECT model, count(), argMax(if(mapContains(metrics, 'reward/mean'), metrics['reward/mean'], NULL), step)

@@ -76,9 +76,12 @@ def status(
 def _print_past_alerts(run: RunDirectory) -> None:
     """Print the alerts of a run that has ended; none where nothing of the run is stored here."""
     from lightningbus.run.display.terminal import Terminal
-    from lightningbus.run.run_data.run_data import RunData
-    from lightningbus.store.reports.run_alerts import RUN_ALERTS
 
+    try:
+        from lightningbus.run.run_data.run_data import RunData
+        from lightningbus.store.reports.run_alerts import RUN_ALERTS
+    except ModuleNotFoundError:  # a machine without the store's packages
+        return
     with suppress(UserError), closing(RunData(run)) as data:
         rows = data.ask(lambda client: client.query(RUN_ALERTS, parameters={"run_id": run.run_id}).result_rows)
         for _, sentence, _, is_over in rows:
