@@ -186,6 +186,24 @@ async def test_of_more_lost_groups_than_the_bound_admits_the_newest_wait_for_it(
         await eventually(lambda: not dispatcher.is_behind)
 
 
+async def test_groups_that_a_second_loss_takes_back_are_not_published_for_the_first(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    limits = settings(max_steps=9, groups_per_step=1, max_staleness=3)
+    groups = [DispatchedGroup(number=number, served_version=0, is_published=True) for number in range(4)]
+    dispatcher = Dispatcher(bus, problems(9), limits, 4, served_version=lambda: 5)
+    dispatcher.advance(0, 5)
+    await dispatcher.restore(groups)
+    names = [*dispatcher.outstanding_tasks]
+    assert dispatcher.dispatch_again({}, "first") == 8
+    monkeypatch.setattr(type(dispatcher._bound), "num_groups", lambda bound: 2)
+    assert dispatcher.dispatch_again({}, "second") == 4
+    async with dispatching(dispatcher):
+        again = await tasks_of(bus, 8)
+    assert {task.id for task in again} == set(names[:2])
+
+
 async def test_tasks_on_their_way_when_the_bus_loses_messages_are_dispatched_again_too(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
