@@ -162,7 +162,9 @@ class Gateway:
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
         self._app.router.add_get("/slot/{k}/v1beta/models", self._gemini_models)
         self._app.router.add_get(f"/slot/{{k}}/v1beta/{GEMINI_MODEL}", self._gemini_model)
-        self._app.router.add_post(f"/slot/{{k}}/v1beta/{GEMINI_MODEL}", partial(self._refuse, OTHER_GEMINI_METHOD))
+        self._app.router.add_route(
+            "*", f"/slot/{{k}}/v1beta/{GEMINI_MODEL}", partial(self._refuse, OTHER_GEMINI_METHOD)
+        )
         self._app.router.add_get("/slot/{k}/v1/prompts/{name}", self._prompt)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
         self._app.router.add_post("/slot/{k}/otlp", self._otlp)  # some exporters add no path for the signal
