@@ -39,7 +39,8 @@ def test_evaluations_have_a_column_for_each_k_and_none_that_is_empty() -> None:
     table = text.split("<h3>Evaluations</h3>")[1].split("</table>")[0]
     heads = re.findall(r'<th scope="col">(.*?)</th>', table)
     passes = ["pass@1", "pass@2", "pass@4"]
-    assert heads == ["label", "version", "mean reward", *passes, "num tasks", "rollouts", "ok", "seconds"]
+    counts = ["num tasks", "rollouts", "ok", "num without call"]
+    assert heads == ["label", "version", "mean reward", *passes, *counts, "seconds"]
     assert "<td>1.00 (0.34 to 1.00)</td>" in table and "<td>0.25 ± 0.10</td>" in table
     assert "{" not in table and "<h3>Prompt rounds</h3>" in text
 
