@@ -1,9 +1,9 @@
 """Features of this machine's processor."""
 
 from functools import cache
-from pathlib import Path
 
-CPUINFO = Path("/proc/cpuinfo")
+from lightningbus.common.processes.procfs import CPUINFO, find_value
+
 FEATURE_LINES = ("flags", "Features")
 """Names of the line with a processor's features: x86's and ARM's."""
 BFLOAT16_FEATURES = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
@@ -12,9 +12,7 @@ BFLOAT16_FEATURES = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 @cache
 def read_features() -> frozenset[str]:
     """Return the features that the processor says it has; empty where the kernel does not tell them."""
-    lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
-    named = (line.partition(":") for line in lines)
-    return next((frozenset(value.split()) for name, _, value in named if name.strip() in FEATURE_LINES), frozenset())
+    return frozenset(word for name in FEATURE_LINES for word in find_value(CPUINFO, name).split())
 
 
 def has_bfloat16() -> bool:

@@ -200,7 +200,7 @@ class TrainingLoop:
                 self.consumer.attempt_ended.set()  # The streak is longer now, and the task has a place again.
             else:
                 self.excluded.streaks.end(group.task_id)
-                groups.put_back(group, place)
+                groups.insert(group, place)
 
     def _choose(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
         """Choose the groups to train next; one that waits for a teacher counts as one that waits for a rollout."""

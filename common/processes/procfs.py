@@ -1,10 +1,11 @@
-"""Children and memory of processes, from Linux's ``/proc``."""
+"""Children and memory of processes, and facts of the machine, from Linux's ``/proc``."""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 PROC = Path("/proc")
+CPUINFO = PROC / "cpuinfo"
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -77,3 +78,13 @@ def cpu_seconds(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / TICKS
     except (OSError, IndexError):
         return 0.0
+
+
+def find_value(path: Path, name: str) -> str:
+    """Return the first value of a ``name : value`` file; empty if there is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")

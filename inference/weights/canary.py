@@ -66,8 +66,8 @@ def evaluate(spec: CanarySpec, prompts: Logprobs, answers: Logprobs, previous_le
     violations = _find_differences(spec, metrics)
     if spec.is_engine_check and not violations:
         token_ids = np.concatenate([np.frombuffer(prompt.ids, "<u4")[1:] for prompt in spec.prompts])
-        error = describe_temperature_error(find_temperature_error(-difference, learners, token_ids))
-        violations += [f"beside the learner's, the engine's log-probabilities {error}"] * bool(error)
+        if error := describe_temperature_error(find_temperature_error(-difference, learners, token_ids)):
+            violations.append(f"beside the learner's, the engine's log-probabilities {error}")
     if not spec.is_engine_check:
         if not len(sampled):
             return CanaryResult("no token was sampled", {})

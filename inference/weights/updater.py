@@ -243,13 +243,17 @@ class WeightUpdater:
         await self._target.on_activated()
 
     async def _run_canary(self, update: PendingUpdate) -> None:
-        """Load a version without serving it, evaluate it, publish the verdict; roll back if it may not be served."""
+        """Load a version, evaluate it, publish the verdict; roll back if it may not be served.
+
+        Calls are aborted meanwhile, except for an engine check: where that fails, the learner ends, and nothing that
+        was sampled is trained.
+        """
         canary, manifest, version = self._target.canary, update.manifest, update.version
         assert canary is not None and manifest.canary is not None
         self._canary_backoff = CanaryBackoff(version, time.monotonic() + CANARY_BACKOFF_SECONDS)
         is_kv_cache_tainted = False
         is_serving = manifest.canary.is_engine_check and self._active is not None
-        if not is_serving:  # where an engine on trial fails, the learner ends: its calls may go on meanwhile
+        if not is_serving:
             await canary.drain_traffic()
         try:
             pause_seconds = await self._load(update)

@@ -18,7 +18,7 @@ from lightningbus.learner.model_check.computation_file import CheckedComputation
 from lightningbus.learner.model_check.lengths import SHORT, find_lengths, read_lengths
 from lightningbus.learner.model_check.memory import find_shortage
 from lightningbus.learner.model_check.model_files import find_missing_tensors
-from lightningbus.learner.model_check.probe import make_long_probe, make_short_probe
+from lightningbus.learner.model_check.probe import LENGTHS, make_long_probe, make_short_probe
 from lightningbus.learner.model_check.reference import EAGER, SDPA, Computation, ReferenceModel
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -136,13 +136,14 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     with as_model_check_error(path, "transformers"):
         reference = ReferenceModel(path)
         vocabulary_size = find_vocabulary_size(path) or reference.vocabulary_size
-        rows = make_short_probe(path, vocabulary_size, settings.seq_len)
-        log_probs = reference.log_probs(rows)
-    chosen = _choose_computation(settings.engine, device, _Differences(reference, rows, log_probs), short)
-    shares = chosen == COMPUTATIONS[0] and _shares_prefixes(settings.engine, reference, rows)
-    rows = _make_rows(settings, vocabulary_size)
-    log_probs += reference.log_probs(rows[len(log_probs) :])
-    rounded = reference.rounded_log_probs(rows)
+        rows = _make_rows(settings, vocabulary_size)
+        short_rows, long_rows = rows[: len(LENGTHS)], rows[len(LENGTHS) :]
+        log_probs = reference.log_probs(short_rows)
+    chosen = _choose_computation(settings.engine, device, _Differences(reference, short_rows, log_probs), short)
+    shares = chosen == COMPUTATIONS[0] and _shares_prefixes(settings.engine, reference, short_rows)
+    with as_model_check_error(path, "transformers"):
+        log_probs += reference.log_probs(long_rows)
+        rounded = reference.rounded_log_probs(rows)
     roundings = [mean_difference([left], [right]) for left, right in zip(rounded, log_probs, strict=True)]
     checked_settings = _with_computation(settings, device, chosen, shares)
     return ModelCheck(settings, checked_settings, rows, roundings, vocabulary_size, log_probs)

@@ -126,7 +126,7 @@ class GroupBuffer:
         self.ready = [*self.ready[:place], *self.ready[place + 1 :]]
         return place
 
-    def put_back(self, group: RolloutGroup, place: int) -> None:
+    def insert(self, group: RolloutGroup, place: int) -> None:
         """Put a group that was taken and not trained back to its place."""
         self.ready = [*self.ready[:place], group, *self.ready[place:]]
 

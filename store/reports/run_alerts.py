@@ -13,4 +13,4 @@ WHERE fired_at >= (SELECT minOrNull(enqueued_at) FROM raw_tasks {OF_RUN})
     )
 GROUP BY role, reason HAVING countIf(NOT resolved) > 0 ORDER BY raised_at, role, reason
 """
-"""The first one first. Alerts name no run: those from a run's first task until the first task of a later run count."""
+"""Query of a run's alerts, earliest first. Alerts name no run: those until the first task of a later run count."""

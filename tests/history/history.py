@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a training step made of a rollout."""
+    """The use of a rollout by a training step."""
 
     rollout_id: str
     execution_id: str
@@ -78,7 +78,7 @@ class Version:
 
 @dataclass(slots=True)
 class Record:
-    """What one side says, in its own order; equal messages and equal rows are kept as often as they come."""
+    """The messages or rows of one side, in its order and with all repetitions."""
 
     tasks: list[Task] = field(default_factory=list)
     span_ids: list[str] = field(default_factory=list)

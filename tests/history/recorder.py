@@ -41,7 +41,7 @@ class Recorder:
 
     client: Client
     stored: dict[tuple[str, int], Message] = field(default_factory=dict)
-    """By stream and sequence."""
+    """Messages by stream and sequence."""
     ended: set[str] = field(default_factory=set)
     """Rollouts that have a result."""
     news: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,4 +1,4 @@
-"""How probable it is that the model check finds a fault of an engine's computation, on a model of one's own.
+"""Measure the probability that the model check finds a fault of an engine's computation.
 
 ``python -m tests.learner.fault_power MODEL`` prints a table for docs/models.md. The engine is transformers' model with
 the fault, by sdpa, in float32 and in bfloat16. A probe's rows are drawn from a text four times as long, 1,000 times.

@@ -164,14 +164,20 @@ async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(b
         assert [group.number for group in dispatcher.outstanding()] == [0, 1, 2]
 
 
-async def test_of_more_lost_groups_than_the_bound_admits_the_newest_wait_for_it(bus: Bus) -> None:
-    """As where a learner goes on from an older checkpoint, and the steps since then are made again."""
+async def restore_four_groups(bus: Bus, max_staleness: int) -> Dispatcher:
+    """Make a dispatcher that goes on with four groups on the bus, of one task each."""
     await bus.ensure_consumer(runner_consumer("default", "train"))
-    limits = settings(max_steps=9, groups_per_step=1, max_staleness=1)
-    groups = [DispatchedGroup(number=number, served_version=0, is_published=True) for number in range(4)]
+    limits = settings(max_steps=9, groups_per_step=1, max_staleness=max_staleness)
     dispatcher = Dispatcher(bus, problems(9), limits, 4, served_version=lambda: 5)
     dispatcher.advance(0, 5)
+    groups = [DispatchedGroup(number=number, served_version=0, is_published=True) for number in range(4)]
     await dispatcher.restore(groups)
+    return dispatcher
+
+
+async def test_of_more_lost_groups_than_the_bound_admits_the_newest_wait_for_it(bus: Bus) -> None:
+    """A learner that goes on from an older checkpoint has more groups outstanding than the bound admits."""
+    dispatcher = await restore_four_groups(bus, max_staleness=1)
     names = [*dispatcher.outstanding_tasks]
     assert dispatcher.dispatch_again({}, "gap") == 4
     async with dispatching(dispatcher):
@@ -189,12 +195,7 @@ async def test_of_more_lost_groups_than_the_bound_admits_the_newest_wait_for_it(
 async def test_groups_that_a_second_loss_takes_back_are_not_published_for_the_first(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await bus.ensure_consumer(runner_consumer("default", "train"))
-    limits = settings(max_steps=9, groups_per_step=1, max_staleness=3)
-    groups = [DispatchedGroup(number=number, served_version=0, is_published=True) for number in range(4)]
-    dispatcher = Dispatcher(bus, problems(9), limits, 4, served_version=lambda: 5)
-    dispatcher.advance(0, 5)
-    await dispatcher.restore(groups)
+    dispatcher = await restore_four_groups(bus, max_staleness=3)
     names = [*dispatcher.outstanding_tasks]
     assert dispatcher.dispatch_again({}, "first") == 8
     monkeypatch.setattr(type(dispatcher._bound), "num_groups", lambda bound: 2)

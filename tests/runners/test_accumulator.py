@@ -120,7 +120,7 @@ def test_a_request_that_is_none_is_refused(body: Any) -> None:
 
 @pytest.mark.parametrize("is_named_by_id", [True, False])
 def test_the_record_has_the_texts_of_tokens_beside_the_ids_of_likely_ones(is_named_by_id: bool) -> None:
-    """As vLLM writes entries: the name is the id on request, and the bytes of a sampled token are its text."""
+    """Read entries of vLLM: the name is the id on request, and the bytes of a sampled token are its text."""
 
     def entry(token_id: int, text: str) -> dict[str, Any]:
         names = [f"token_id:{each}" if is_named_by_id else text for each in (token_id, 3)]

@@ -77,7 +77,7 @@ async def test_numbers_that_json_lacks_are_the_same_wherever_they_are_read(
         assert {key: attributes[key] for key in WORDS} == WORDS
         assert {key: resource[key] for key in NUMBERS} == {key: WORDS[key] for key in NUMBERS}
         assert {key: WORDS[key] for key in NUMBERS}.items() <= json.loads(events)[0]["attributes"].items()
-    page = await shown_on_page(store, attempt.rollout)
+    page = await read_page(store, attempt.rollout)
     transcript = Transcript.load(store.sql, attempt.rollout, "")
     transcript.show_json()
     printed = json.loads(capsys.readouterr().out)
@@ -87,7 +87,7 @@ async def test_numbers_that_json_lacks_are_the_same_wherever_they_are_read(
             assert {key: attributes[name][key] for key in WORDS} == WORDS
 
 
-async def shown_on_page(store: StoreProcess, rollout: str) -> Any:
+async def read_page(store: StoreProcess, rollout: str) -> Any:
     """Ask the page's server for a rollout."""
     reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
     async with (

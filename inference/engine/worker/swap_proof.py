@@ -31,7 +31,7 @@ EXACT_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 
 
 Columns = tuple[torch.Tensor, torch.Tensor]
-"""Unit vectors, a row for each, and the columns of a matrix that they choose: NaN where no product can show them."""
+"""Unit vectors, a row for each, and the columns of a matrix that they choose."""
 
 
 class StaleWeightsError(ValueError):
@@ -61,7 +61,7 @@ class SwapProof:
         self._storages: set[int] = set()
         self._sums: dict[tuple[torch.nn.Module, str], int] = {}
         self._sizes: dict[tuple[torch.nn.Module, str], int] = {}
-        self._columns: dict[torch.nn.Module, Columns] = {}
+        self._columns: dict[torch.nn.Module, Columns | None] = {}
         self._failures: set[str] = set()
         self._methods: set[Any] = set()
         self._loaders: list[tuple[Any, Callable[..., Any]]] = []
@@ -145,7 +145,7 @@ class SwapProof:
         columns = self._columns.get(layer)
         if columns is not None:
             units, expected = columns
-            if _is_finite(expected) and not torch.equal(method.apply(layer, units).to(expected.dtype), expected):
+            if not torch.equal(method.apply(layer, units).to(expected.dtype), expected):
                 self._fail(layer, "weight")
 
     def _fail(self, layer: torch.nn.Module, name: str) -> None:
@@ -153,16 +153,15 @@ class SwapProof:
         self._failures.add(f"{path}.{name}" if path else name)
 
 
-def _read_columns(weight: torch.Tensor) -> Columns:
-    """Read columns of a matrix at random, the same in no two reloads."""
+def _read_columns(weight: torch.Tensor) -> Columns | None:
+    """Read columns of a matrix at random, the same in no two reloads; None: a value is not finite.
+
+    The product of a unit vector and a row with NaN is NaN in any column.
+    """
+    if not math.isfinite(float(weight.sum(dtype=torch.float32))):  # without a copy of the matrix
+        return None
     random = torch.Generator()
     random.seed()
     places = torch.randperm(weight.shape[1], generator=random)[:NUM_COLUMNS].to(weight.device)
     units = torch.nn.functional.one_hot(places, weight.shape[1]).to(weight.dtype)
-    columns = weight[:, places].T.clone()
-    return units, columns if _is_finite(weight) else torch.full_like(columns, math.nan)  # 0 x NaN is NaN
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether all values are finite, and not too large to add, without a copy of them."""
-    return math.isfinite(float(tensor.sum(dtype=torch.float32)))
+    return units, weight[:, places].T.clone()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, Field
 
-from lightningbus.common.processor import CPUINFO
+from lightningbus.common.processes.procfs import CPUINFO, find_value
 from lightningbus.run.machine.checks import PACKAGES
 from lightningbus.schemas.text import shorten_line
 
@@ -45,7 +45,7 @@ class Gpus(NamedTuple):
 def read_hardware(gpus: Gpus | None = None) -> Hardware:
     """Return the hardware of this machine, without blocking; ``gpus`` are its own, if they were read before."""
     return Hardware(
-        cpu=_find_value(CPUINFO, "model name") or platform.machine(),
+        cpu=find_value(CPUINFO, "model name") or platform.machine(),
         num_cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
         gpus=gpus.models if gpus is not None else _name_gpus(),
@@ -81,14 +81,4 @@ def read_versions(names: Iterable[str] = RECORDED) -> dict[str, str]:
 
 def _name_gpus() -> list[str]:
     """Return the models of the GPUs that the kernel knows."""
-    return [_find_value(path, "Model") for path in sorted(NVIDIA.glob("*/information"))]
-
-
-def _find_value(path: Path, name: str) -> str:
-    """Return the first value of a ``name : value`` file; empty if there is none."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
+    return [find_value(path, "Model") for path in sorted(NVIDIA.glob("*/information"))]
