@@ -21,7 +21,7 @@ from lightningbus.learner.accounting import ExcludedRollouts
 from lightningbus.learner.backend import make_builder, make_trainer, record_reference
 from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
-from lightningbus.learner.checkpointing.resume import resume
+from lightningbus.learner.checkpointing.resume import count_given_up, resume
 from lightningbus.learner.checkpointing.step_committer import StepCommitter
 from lightningbus.learner.checkpointing.step_replay import StepReplay
 from lightningbus.learner.dispatch.dispatcher import Dispatcher
@@ -242,6 +242,10 @@ class Learner:
             await committer.write_checkpoint(loop.checkpoint_state(state))
         metrics.learner_weight_version.set(state.version)
         await loop.alerts.restore()
+        if checkpoint is not None and (num_steps := count_given_up(checkpoint[1].version, state.version)):
+            await loop.alerts.announce(
+                "steps_given_up", step=state.step, num_steps=num_steps, directory=settings.checkpoint_dir
+            )
         if state.last_step_event:
             loop.last_event = decode(TrainingStep, state.last_step_event)
             await loop.publish_step(loop.last_event)

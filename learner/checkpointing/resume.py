@@ -80,6 +80,11 @@ def skip_versions(version: int, newest: int) -> int:
     return newest + (newest - version)
 
 
+def count_given_up(version: int, continued: int) -> int:
+    """Count the steps that a learner gives up whose checkpoint has ``version``, and which begins at ``continued``."""
+    return (continued - version) // 2
+
+
 def _steps_since(state: LearnerState, records: Iterable[JournalRecord]) -> list[StepRecord]:
     """List the recorded steps after the checkpoint, without a gap."""
     by_version = {record.version: record for record in records if isinstance(record, StepRecord)}

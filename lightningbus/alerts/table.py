@@ -182,6 +182,11 @@ ALERT_RULES = {
         "learner", "The bus has lost messages.", "1",
         "the bus lost messages: {reason}; {tasks} tasks are dispatched again",
     ),
+    "steps_given_up": AlertRule(
+        "learner", "A learner starts behind the newest version, without the batches that made it.", "1",
+        "training goes back to step {step}: {directory} ends there, and the newer steps on the bus ({num_steps}) are "
+        "given up; to keep them, stop this learner, and start it with the checkpoints of the learner that made them",
+    ),
     "engine_fails_audit": AlertRule(
         "auditor", "An engine's tokens are not what it says.", "`false_alarm_rate` of the auditor",
         "engine {engine} fails the audit since version {version}: {reason} ({num_tokens} tokens, odds "

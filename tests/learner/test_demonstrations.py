@@ -85,11 +85,11 @@ BEGINS_THOUGHT = """{% for m in messages %}{% set text = m.content %}\
 {% if m.role == 'assistant' and '</think>' in text %}{% set text = text.split('</think>')[-1] %}{% endif %}\
 <{{ m.role }}>{{ text }}{{ '~' if m.role == 'assistant' }}{% endfor %}\
 {{ '<assistant><think>\\n' if add_generation_prompt }}"""
-"""As DeepSeek-R1's: the prompt begins a thought, and answers of a chat have none."""
+"""Template in which, as in DeepSeek-R1, the prompt begins a thought, and answers of a chat have none."""
 SYSTEM_LAST = """{% set system = messages[0].content if messages[0].role == 'system' else '' %}\
 {% for m in messages %}{% if m.role == 'user' %}[INST] {% if loop.last and system %}{{ system }}\n\n{% endif %}\
 {{ m.content }}[/INST]{% elif m.role == 'assistant' %} {{ m.content }}~{% endif %}{% endfor %}"""
-"""As Mistral's: the last message has the system's text while it is the user's."""
+"""Template in which, as in Mistral, the last message has the system's text while it is the user's."""
 
 
 def render_by(template: str) -> ChatTemplate:

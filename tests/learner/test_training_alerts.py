@@ -1,6 +1,7 @@
 """A learner that learns nothing says so: by its heartbeat, and once in the stream of alerts."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 from lightningbus.bus.client import Bus
@@ -10,7 +11,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Alert
 from tests.factories import batches
 from tests.learner.test_findings import SILENT, step
-from tests.learner.test_gap import learning, take
+from tests.learner.test_gap import finish, learning, take
 from tests.learner.test_rejection_streak import wait_for_alert
 from tests.polling import HANG_SECONDS
 
@@ -32,6 +33,27 @@ async def test_a_run_whose_rewards_are_all_equal_says_that_nothing_is_learned(
         assert (await wait_for_alert(learners)).startswith(SENTENCE)
     alert, _ = await bus.get_last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
     assert alert is not None and alert.role == "learner" and alert.reason.startswith(SENTENCE) and not alert.resolved
+
+
+async def test_a_learner_whose_checkpoint_is_older_than_the_newest_version_says_what_it_gives_up(
+    bus: Bus, model_path: Path, tmp_path: Path
+) -> None:
+    """A standby with a copy of the checkpoints made a step; then the first learner comes back with its own."""
+    first, standby = tmp_path / "first", tmp_path / "standby"
+    async with asyncio.timeout(2 * HANG_SECONDS), bus.fleet("learner") as learners:
+        for directory, max_steps in ((first, 1), (standby, 2)):
+            if directory == standby:
+                shutil.copytree(first, standby, symlinks=True)
+                shutil.copy(first.with_suffix(".key"), standby.with_suffix(".key"))
+            changes = {"max_steps": max_steps, "max_staleness": 1, "checkpoint_dir": directory}
+            async with learning(bus, model_path, tmp_path, **changes) as running:
+                await finish(bus, await take(bus, 2))
+                await running
+        assert await num_alerts(bus) == 0, "a first start and one with the newest checkpoint give up nothing"
+        async with learning(bus, model_path, tmp_path, max_steps=2, checkpoint_dir=first):
+            reason = await wait_for_alert(learners)
+    expected = f"training goes back to step 1: {first} ends there, and the newer steps on the bus (1) are given up"
+    assert reason.startswith(f"learner of policy: {expected}") and await num_alerts(bus) == 1
 
 
 async def num_alerts(bus: Bus) -> int:

@@ -377,7 +377,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(agent)
     other = run(*arguments, "--gpu-memory", 4, "--ranks", 2, "--gpu-tflops", 100, cwd=tmp_path).stdout
     assert "GiB does not fit in 4.0 GiB" in other and "at 100 TFLOP/s on each rank" in other
-    assert f"  {'inference engine on the same GPU':<44}{0.92 * 4:8.1f}" in other, "vLLM's default share"
+    assert f"  {'inference engine on the same device':<44}{0.92 * 4:8.1f}" in other, "vLLM's default share"
     large = {"groups_per_step": 512, "group_size": 16, "seq_len": 16384, "max_staleness": 0}
     (tmp_path / "large.yaml").write_text(yaml.safe_dump({**job, "learner": {**job["learner"], **large}}))
     refused = says(run("train", "-c", "large.yaml", "--dry-run", cwd=tmp_path))

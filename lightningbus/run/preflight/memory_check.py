@@ -130,7 +130,7 @@ def table(plan: MemoryPlan) -> list[tuple[str, int]]:
         ("the last four, at most at once", plan.backward),
         ("optimiser step, after them", plan.optimizer_temporaries),
         ("CUDA, libraries, fragments (assumed)", plan.overhead),
-        ("inference engine on the same GPU", plan.engine_share),
+        ("inference engine on the same device", plan.engine_share),
     ]
     return [(name, size) for name, size in rows if size]
 
@@ -143,7 +143,7 @@ def _describe_advice(model: ModelShape, how: TrainingShape, capacity: int, share
         settings = "; ".join(change.setting for change in together)
         yield f"warning: it fits with all of these: {settings} ({together[-1].peak / GIB:.1f} GiB)"
     if share and plan_memory(model, how).peak <= capacity:
-        yield "warning: it fits without the inference engine on the same GPU: give vLLM a GPU of its own"
+        yield "warning: it fits without the inference engine on the same device: give vLLM a GPU of its own"
     elif not alone and not together:
         yield "warning: no setting is enough: take a smaller model, or GPUs with more memory"
 
