@@ -56,20 +56,27 @@ def write_job(place: Path, stored: str, served: str, **learner: Any) -> None:
     (place / "run.yaml").write_text(yaml.safe_dump(job))
 
 
-@pytest.mark.parametrize(
-    ("stored", "served", "learner"),
-    [
-        ("bfloat16", "auto", {"actor": {"optim": {"lr": 1e-4}}}),
-        ("float32", "bfloat16", {"actor": {"optim": {"lr": 1e-4}}}),
-        ("bfloat16", "float32", {"weights": {"dtype": "bfloat16"}, "actor": {"optim": {"lr": 1e-4}}}),
-        ("bfloat16", "auto", {"lora": {"lora_rank": 4}, "actor": {"optim": {"lr": 1e-3}}}),
-    ],
-    ids=["files", "narrower engine", "wider engine", "merged adapters"],
-)
-def test_engine_and_learner_are_one_policy_in_each_step(
-    tmp_path: Path, stored: str, served: str, learner: dict[str, Any]
-) -> None:
-    write_job(tmp_path, stored, served, **learner)
+FORMATS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bfloat16 files": ("bfloat16", "auto", {}),
+    "float16 files": ("float16", "auto", {}),
+    "float32 files": ("float32", "auto", {}),
+    "narrower engine": ("float32", "bfloat16", {}),
+    "wider engine": ("bfloat16", "float32", {"weights": {"dtype": "bfloat16"}}),
+    "merged adapters": ("bfloat16", "auto", {"lora": {"lora_rank": 4}}),
+}
+"""Number format of the model's files, of its engine, and settings of the learner."""
+OFTEN = {("bfloat16 files", 1e-4), ("narrower engine", 1e-4), ("wider engine", 1e-4), ("merged adapters", 1e-3)}
+JOBS = [
+    pytest.param(name, rate, id=f"{name} {rate}", marks=() if (name, rate) in OFTEN else pytest.mark.slow)
+    for name in FORMATS
+    for rate in ((1e-5, 1e-4, 1e-3) if name == "merged adapters" else (1e-6, 1e-5, 1e-4))
+]
+
+
+@pytest.mark.parametrize(("name", "rate"), JOBS)
+def test_engine_and_learner_are_one_policy_in_each_step(tmp_path: Path, name: str, rate: float) -> None:
+    stored, served, learner = FORMATS[name]
+    write_job(tmp_path, stored, served, actor={"optim": {"lr": rate}}, **learner)
     python("-m", "lightningbus", "train", "-c", "run.yaml", cwd=tmp_path)
     rows = json.loads(python("-m", "lightningbus", "query", "--json", AGREEMENT, cwd=tmp_path))
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
