@@ -14,7 +14,7 @@ TARGETS ?= runner store learner inference
 BUILDER ?= $(notdir $(firstword $(shell which docker podman buildah 2>/dev/null)))
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: setup demo test test-all test-unit test-slow chaos history models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu gpu-kit fuzz serving-faults check format clean lock sbom audit pin-images images dist docs
+.PHONY: setup demo test test-all test-unit test-slow chaos history models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-pretrained bench-kv bench-prompts bench-weights bench-sizing gpu gpu-kit fuzz serving-faults check format clean lock sbom audit pin-images images dist docs
 
 $(READY): $(LOCK) pyproject.toml
 	@[ -d $(VENV)/lib ] || [ $$(df --output=avail -k . | tail -1) -ge 6000000 ] || { echo "the packages fill 5.3 GB, and less than 6 GB are free here" >&2; exit 1; }
@@ -93,6 +93,9 @@ bench-credit: $(READY) ## credit methods against each other, steps to a target r
 bench-policies: $(READY) ## two policies against one shared policy, and two players against each other; goes on where it was stopped
 	$(MAKE) -C examples/text_to_sql env
 	$(BIN)/python -m experiments.policies $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
+
+bench-pretrained: $(READY) ## the examples that train SmolLM2-135M-Instruct, over seeds; hours; goes on where it was stopped; SINCE=commit makes older runs again
+	$(BIN)/python -m experiments.pretrained $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
 
 bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache_on_swap
 	$(BIN)/python -m experiments.kv_cache

@@ -20,6 +20,7 @@ from experiments.credit.job import EVERY, EXAMPLES, JOBS, METHODS, job_fields, r
 from experiments.kv_cache import __main__ as kv_cache
 from experiments.policies import __main__ as policies
 from experiments.policies import job as policy_jobs
+from experiments.pretrained import __main__ as pretrained
 from experiments.prompts import tables as prompt_tables
 from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
@@ -247,3 +248,16 @@ def test_every_question_of_a_benchmark_is_asked_with_its_parameters() -> None:
                     num_calls += 1
                     assert names == questions[statement.id], f"{path.name} line {call.lineno}: {statement.id}"
     assert num_calls > 10
+
+
+@pytest.mark.parametrize("example", pretrained.EXAMPLES.values(), ids=pretrained.EXAMPLES.keys())
+def test_figures_of_examples_are_kept_by_seed_and_described_as_in_the_readme(example: pretrained.Example) -> None:
+    results = pretrained.read(example)
+    assert results and all({"seed", "sampled_before", "sampled_after", "seconds"} <= each.keys() for each in results)
+    rows = [
+        row
+        for row in (pretrained.ROOT / "README.md").read_text().splitlines()
+        if f"`{example.name}`]" in row and "SmolLM2" in row
+    ]
+    assert len(rows) == 1 and rows[0].split("|")[-2].strip() == pretrained.describe(results), rows
+    assert "$(CONFIG)" in (example.directory / "Makefile").read_text()
