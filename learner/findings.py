@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from lightningbus.alerts.table import MAX_CLIPPED, MAX_CLIPPED_SHARE, MAX_REPEATING, MIN_EFFECTIVE, NUM_TRAINING_STEPS
 from lightningbus.learner.batching.batch_counts import (
+    CALLED_TOOL,
     IGNORED_REWARDS,
+    OFFERED_TOOLS,
     REPEATING_CALLS,
     TRAINED_GROUPS,
     TRUNCATED_CALLS,
@@ -66,6 +68,12 @@ def _has_no_gradient(metrics: Metrics) -> bool:
     return metrics.get("actor/grad_norm") == 0 and not is_explained
 
 
+def _lacks_tool_calls(metrics: Metrics) -> bool:
+    """Return whether nothing is learned, and no rollout of those that were offered tools called one."""
+    is_uncalled = metrics.get(OFFERED_TOOLS, 0.0) > 0 == metrics.get(CALLED_TOOL, 0.0)
+    return is_uncalled and (_has_equal_rewards(metrics) or _has_no_signal(metrics))
+
+
 def _learns_from_rewards(metrics: Metrics) -> bool:
     return metrics["rollouts"] > 0 and OTHER_LOSSES.isdisjoint(metrics)
 
@@ -84,8 +92,15 @@ CHECKS: dict[str, Check] = {
         lambda metrics: {"share": metrics["agreement/clipped_share"], "k3": metrics["agreement/k3"]},
         num_steps=1,
     ),
-    "rewards_equal": Check(_has_equal_rewards, lambda metrics: {"reward": metrics["reward/mean"]}, needs_all=True),
-    "no_signal": Check(_has_no_signal, needs_all=True),
+    "tools_uncalled": Check(
+        _lacks_tool_calls, lambda metrics: {"num_rollouts": metrics[OFFERED_TOOLS]}, needs_all=True
+    ),
+    "rewards_equal": Check(
+        lambda metrics: _has_equal_rewards(metrics) and not _lacks_tool_calls(metrics),
+        lambda metrics: {"reward": metrics["reward/mean"]},
+        needs_all=True,
+    ),
+    "no_signal": Check(lambda metrics: _has_no_signal(metrics) and not _lacks_tool_calls(metrics), needs_all=True),
     "zero_gradient": Check(_has_no_gradient, needs_all=True),
     "sampling_constrained": Check(
         lambda metrics: metrics.get(TRUNCATED_SHARE, 0.0) > 0,

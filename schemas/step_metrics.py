@@ -100,6 +100,12 @@ STEP_METRICS: tuple[StepMetric, ...] = (
         "rollouts",
         "Rollouts whose agent called no model, as where a cache of its client answers.",
     ),
+    StepMetric(
+        "rollouts/offered_tools", "rollouts offered tools", "rollouts", "Rollouts whose agent offers the model tools."
+    ),
+    StepMetric(
+        "rollouts/called_tool", "rollouts with a tool call", "rollouts", "Rollouts in which the model calls a tool."
+    ),
     StepMetric("sequences", "sequences", "sequences", "Token sequences that were trained on."),
     StepMetric("calls", "calls", "calls", "The model's calls in trained rollouts."),
     StepMetric(

@@ -1,7 +1,9 @@
 """Counts the parts of a batch, and computes the batch's metrics from the counts. Pure."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 FORCED_TOKENS = "tokens/forced"
 TRAINED_GROUPS, WITHOUT_SIGNAL = "groups/trained", "groups/without_signal"
 WITHOUT_CALL = "rollouts/without_call"
+OFFERED_TOOLS, CALLED_TOOL = "rollouts/offered_tools", "rollouts/called_tool"
 REPEATING_CALLS = "calls/repeating"
 IGNORED_REWARDS = "rewards/ignored"
 """Calls with a step reward that the credit method does not use."""
@@ -39,6 +42,8 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
     if num_others := len(rollout.calls) - len(calls):
         counts[f"excluded/{OTHER_MODEL}"] += num_others
     counts["tokens/sampled"] += sum(call.num_tokens for call in calls)
+    counts[OFFERED_TOOLS] += any(map(_offers_tools, own_calls))
+    counts[CALLED_TOOL] += any('"tool_calls": [{' in call.response for call in own_calls)  # as JSON: in no string
     counts[REPEATING_CALLS] += sum(is_repeating(call.response_ids) for call in calls)
     if settings.credit.method in IGNORE_STEP_REWARDS:
         counts[IGNORED_REWARDS] += sum(reward != 0 for reward in rollout.rewards)
@@ -60,6 +65,16 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
             counts[f"prefix_breaks/{reason}"] += 1
     counts["tokens/masked"] += built.num_masked
     return counts
+
+
+def _offers_tools(call: ModelCall) -> bool:
+    """Return whether the first request of a conversation offers tools, in any of the APIs."""
+    if call.request_prefix_refs or '"tools"' not in call.request:
+        return False
+    with suppress(ValueError):
+        body = json.loads(call.request)
+        return isinstance(body, dict) and bool(body.get("tools"))
+    return False
 
 
 def count_scored(built: Sequence[BuiltRollout]) -> Counter[str]:

@@ -138,6 +138,12 @@ ALERT_RULES = {
         "at rollouts (`lightningbus rollouts show`), and if agent and reward are right, take other tasks, a larger "
         "group_size, or a reward with partial credit",
     ),
+    "tools_uncalled": AlertRule(
+        "learner", "No rollout calls a tool that it was offered, and no group has a signal.", IN_STEPS,
+        "nothing is learned: of the {num_rollouts:g} rollouts of the last step that were offered tools, none called one; "
+        "see what the model read and answered (`rollouts show`), check tool_parser, and train a model that does not "
+        "know such calls on right conversations first (`lightningbus sft`)",
+    ),
     "no_signal": AlertRule(
         "learner", "No group of a step has an advantage other than 0, though rewards differ between groups.", IN_STEPS,
         "nothing is learned: in the last steps the rollouts of each group had equal rewards; take tasks that the "

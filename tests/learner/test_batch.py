@@ -1,6 +1,7 @@
 """What goes into a step, and the account of what does not."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,20 @@ def test_a_rollout_without_a_call_has_no_part_in_the_baseline(called: list[float
     assert set(batch.advantages.values()) == {0.0} and len(batch.advantages) == 2 * len(called)
     assert batch.metrics["groups/without_signal"] == 1 and not builder_for(arguments).has_signal(mixed)
     assert batch.metrics["rollouts/without_call"] == len(cached)
+
+
+def test_rollouts_that_are_offered_tools_are_counted_and_those_that_call_one() -> None:
+    tools = json.dumps({"messages": [], "tools": [{"type": "function", "function": {"name": "f"}}]})
+    words = json.dumps({"messages": [{"role": "user", "content": 'the "tools": [{'}], "tools": []})
+    called = json.dumps({"content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]})
+    text = json.dumps({"content": '"tool_calls": [{'})
+    calls = [(tools, called), (tools, text), (words, text), ('{"tools": [', ""), ("[]", "")]
+    rollouts = [
+        rollout("a", sample, 0.0, calls=[model_call(0, [5], [6], request=request, response=response)])
+        for sample, (request, response) in enumerate(calls)
+    ]
+    metrics = make_batch([group("a", *rollouts)], 0, settings()).metrics
+    assert (metrics["rollouts/offered_tools"], metrics["rollouts/called_tool"]) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus"])

@@ -17,6 +17,8 @@ WELL = {
 SILENT = {"groups/without_signal": 2.0, "actor/grad_norm": 0.0}
 PROBLEMS: list[tuple[str, dict[str, float], str]] = [
     ("rewards_equal", {**SILENT, "reward/mean": 0.25, "reward/std": 0.0}, "all rewards of the last steps are 0.25"),
+    ("tools_uncalled", {**SILENT, "rollouts/offered_tools": 8.0}, "of the 8 rollouts .* none called one"),
+    ("no_signal", {**SILENT, "rollouts/offered_tools": 8.0, "rollouts/called_tool": 1.0}, "had equal rewards"),
     ("no_signal", SILENT, "the rollouts of each group had equal rewards"),
     ("zero_gradient", {"actor/grad_norm": 0.0}, "the gradient of the last steps is 0"),
     ("sampling_constrained", {"truncated_share": 1.0, "truncated/tool_choice": 3.0}, "100% .* with tool_choice"),
@@ -33,7 +35,7 @@ def step(changes: Mapping[str, float] | None = None) -> dict[str, float]:
     return {**WELL, **(changes or {})}
 
 
-@pytest.mark.parametrize(("rule", "changes", "words"), PROBLEMS, ids=[rule for rule, *_ in PROBLEMS])
+@pytest.mark.parametrize(("rule", "changes", "words"), PROBLEMS)
 def test_each_problem_is_one_alert_that_says_what_to_do(rule: str, changes: dict[str, float], words: str) -> None:
     num_steps = CHECKS[rule].num_steps
     assert not find_problems([step(changes)] * (num_steps - 1), (), 100)
