@@ -140,7 +140,7 @@ ALERT_RULES = {
     ),
     "tools_uncalled": AlertRule(
         "learner", "No rollout calls a tool that it was offered, and no group has a signal.", IN_STEPS,
-        "nothing is learned: of the {num_rollouts:g} rollouts of the last step that were offered tools, none called one; "
+        "nothing is learned: of {num_rollouts:g} rollouts of the last step that were offered tools, none called one; "
         "see what the model read and answered (`rollouts show`), check tool_parser, and train a model that does not "
         "know such calls on right conversations first (`lightningbus sft`)",
     ),

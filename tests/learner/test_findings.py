@@ -17,7 +17,7 @@ WELL = {
 SILENT = {"groups/without_signal": 2.0, "actor/grad_norm": 0.0}
 PROBLEMS: list[tuple[str, dict[str, float], str]] = [
     ("rewards_equal", {**SILENT, "reward/mean": 0.25, "reward/std": 0.0}, "all rewards of the last steps are 0.25"),
-    ("tools_uncalled", {**SILENT, "rollouts/offered_tools": 8.0}, "of the 8 rollouts .* none called one"),
+    ("tools_uncalled", {**SILENT, "rollouts/offered_tools": 8.0}, "of 8 rollouts .* none called one"),
     ("no_signal", {**SILENT, "rollouts/offered_tools": 8.0, "rollouts/called_tool": 1.0}, "had equal rewards"),
     ("no_signal", SILENT, "the rollouts of each group had equal rewards"),
     ("zero_gradient", {"actor/grad_norm": 0.0}, "the gradient of the last steps is 0"),
