@@ -338,8 +338,8 @@ def test_a_thought_has_both_of_its_names(name: str) -> None:
 def render_known(messages: Any, tools: Any, begins_answer: bool) -> str:
     """Render as a template that leaves out what it does not know, and that writes what tools say as JSON."""
     known = [message for message in messages if message["role"] in ("system", "user", "assistant")]
-    said = "".join(json.dumps(message["content"]) for message in messages if message["role"] == "tool")
-    return said + render(known, tools, begins_answer)
+    results = "".join(json.dumps(message["content"]) for message in messages if message["role"] == "tool")
+    return results + render(known, tools, begins_answer)
 
 
 @pytest.mark.parametrize(
@@ -367,8 +367,8 @@ def test_what_a_template_would_leave_out_in_silence_is_refused(messages: Any, se
 
 
 def test_what_a_template_writes_in_another_form_is_taken() -> None:
-    said = {"role": "tool", "content": 'a "quoted" word\n'}
-    (call,) = build_chat([said, *LINES[0]], None, ChatTemplate(render_known, encode, [END]))
+    results = {"role": "tool", "content": 'a "quoted" word\n'}
+    (call,) = build_chat([results, *LINES[0]], None, ChatTemplate(render_known, encode, [END]))
     assert "quoted" in text_of(call.prompt_ids)
 
 
