@@ -1,6 +1,6 @@
 """No client asks a proxy for this machine: its addresses join the environment's list of hosts without a proxy. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 HOSTS = ("localhost", "127.0.0.1", "::1")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -15,7 +15,14 @@ def bypass_loopback(environment: Mapping[str, str], *hosts: str) -> dict[str, st
     """
     if not any(name.lower() in PROXIES and value for name, value in environment.items()):
         return {}
-    exceptions = next(filter(None, map(environment.get, EXCEPTIONS)), "")
-    listed = [entry.strip() for entry in exceptions.split(",") if entry.strip()]
-    joined = "*" if "*" in listed else ",".join(dict.fromkeys((*listed, *HOSTS, *hosts)))
-    return dict.fromkeys(EXCEPTIONS, joined)
+    lists = [[entry.strip() for entry in environment.get(name, "").split(",") if entry.strip()] for name in EXCEPTIONS]
+    both = (
+        lists[0] or lists[1],
+        lists[1] or lists[0],
+    )  # Where both are set, each library keeps the list that it reads.
+    return {name: _join((*listed, *HOSTS, *hosts)) for name, listed in zip(EXCEPTIONS, both, strict=True)}
+
+
+def _join(entries: Iterable[str]) -> str:
+    listed = dict.fromkeys(entries)
+    return "*" if "*" in listed else ",".join(listed)

@@ -1,12 +1,14 @@
-"""Lines of a file to learn from: JSON objects, or rows of Parquet."""
+"""Lines of a file to learn from: JSON objects, or rows of a table."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightningbus.tasks.task_loading import open_lines, reject_repeated
 from lightningbus.tasks.task_source import TaskSource
-from lightningbus.tasks.task_tables import read_rows
+from lightningbus.tasks.task_tables import MapValue, is_table, read_rows
 
 T = TypeVar("T")
 
@@ -16,21 +18,22 @@ Line = tuple[int, dict[str, Any]]
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Read the objects of a file of JSON lines, or the rows of a Parquet file; raise ValueError with a sentence."""
+    """Read the objects of a file of JSON lines, or the rows of a table; raise ValueError with a sentence."""
+    source = TaskSource(path=str(path))
     try:
-        if path.suffix == ".parquet":
+        if is_table(source):
             try:
-                for number, row in enumerate(read_rows(TaskSource(path=str(path))), 1):
-                    yield number, dict(row)
+                for number, row in enumerate(read_rows(source), 1):
+                    yield number, {name: _without_nulls(value) for name, value in row.items()}
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
             return
-        with path.open(encoding="utf-8") as file:
+        with open_lines(path) as file:
             for number, text in enumerate(file, 1):
                 if text.strip():
                     yield number, _read_object(path, number, text)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text") from error
 
@@ -46,9 +49,17 @@ def build_each(path: Path, lines: Iterable[Line], build: Callable[[int, dict[str
     return built
 
 
+def _without_nulls(value: Any) -> Any:
+    """Leave out the fields of records that are null: those of a column all have the fields that any of them has."""
+    if isinstance(value, Mapping):
+        has_own = isinstance(value, MapValue)
+        return {name: _without_nulls(field) for name, field in value.items() if has_own or field is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def _read_object(path: Path, number: int, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=reject_repeated)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
     if not isinstance(value, dict):

@@ -13,6 +13,8 @@ from lightningbus.learner.transitions.chat_content import read_content
 from lightningbus.learner.transitions.chats import ChatTemplate, build_chat
 
 MESSAGES = "messages"
+THOUGHTS = ("reasoning", "reasoning_content")
+"""Names of a thought; templates read the one or the other, and vLLM gives them both."""
 
 
 def read_demonstrations(settings: LearnerSettings) -> Demonstrations:
@@ -45,13 +47,41 @@ def _read_message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
         content = read_content(message.get("content"))
     except ValueError as error:
         raise ValueError(f"message {number}: {error}") from error
-    return {name: field for name, field in message.items() if field is not None} | {"content": content}
+    fields = {name: field for name, field in message.items() if field is not None} | {"content": content}
+    if thought := next(filter(None, map(fields.get, THOUGHTS)), None):
+        fields |= dict.fromkeys(THOUGHTS, thought)
+    if isinstance(calls := fields.get("tool_calls"), list):
+        fields["tool_calls"] = [_read_call(number, call) for call in calls]
+    return fields
+
+
+def _read_call(number: int, call: Any) -> Any:
+    """Return a call of a tool with its arguments as an object, as vLLM gives them to a template; most print them."""
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _read_call(number, call["function"])}
+    arguments = call.get("arguments")
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"message {number}: the arguments of its call of {call.get('name')} are no JSON: {error}"
+            ) from error
+    return {**call, "arguments": arguments or {}}
 
 
 def read_tools(line: Mapping[str, Any]) -> Any:
     """Return the tools of a line, which may be there as text; None: there are none."""
     tools = line.get("tools")
-    return (json.loads(tools) if isinstance(tools, str) else tools) or None
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) and tools else tools
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its tools are no JSON: {error}") from error
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise ValueError("its tools are no list of objects")
+    return tools or None
 
 
 def _load_chat(line: Mapping[str, Any], template: ChatTemplate) -> Any:

@@ -121,6 +121,8 @@ def test_exceptions_of_the_environment_stay_and_no_proxy_needs_none() -> None:
     assert bypass_loopback({"NO_PROXY": "a.example"}) == {}
     assert bypass_loopback({"HTTP_PROXY": ""}) == {}
     joined = bypass_loopback({"https_proxy": "http://p", "no_proxy": "a.example, localhost", "NO_PROXY": "b"})
-    assert joined == dict.fromkeys(("no_proxy", "NO_PROXY"), "a.example,localhost,127.0.0.1,::1")
+    assert joined == {"no_proxy": "a.example,localhost,127.0.0.1,::1", "NO_PROXY": "b,localhost,127.0.0.1,::1"}
+    blank = bypass_loopback({"https_proxy": "http://p", "no_proxy": " ", "NO_PROXY": "b"})
+    assert blank == dict.fromkeys(("no_proxy", "NO_PROXY"), "b,localhost,127.0.0.1,::1")
     assert bypass_loopback({"ALL_PROXY": "socks5://p", "NO_PROXY": "*"})["no_proxy"] == "*"
     assert bypass_loopback({"ALL_PROXY": "http://p"}, "127.0.0.2")["NO_PROXY"].endswith(",127.0.0.2")

@@ -4,9 +4,11 @@ It runs in the interpreter of the function, which may lack lightningbus. What a 
 """
 
 import asyncio
+import decimal
 import importlib
 import inspect
 import json
+import numbers
 import os
 import sys
 from collections.abc import Callable
@@ -43,7 +45,10 @@ def grade(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
         value = function(*arguments)
         if inspect.isawaitable(value):
             value = asyncio.run(_wait(value))
-        return {"value": float(value)} if isinstance(value, int | float) else {"value": repr(value)[:80]}
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy or torch
+            value = value.item()
+        is_number = isinstance(value, (numbers.Real, decimal.Decimal))
+        return {"value": float(value) if is_number else repr(value)[:80]}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
     finally:

@@ -13,6 +13,7 @@ import aiohttp
 
 from lightningbus.common.backoff import Backoff, RetryPolicy
 from lightningbus.common.observability import metrics
+from lightningbus.common.retry_after import read_retry_after
 from lightningbus.graders.errors import GraderError, GradingFailedError
 from lightningbus.graders.judges.answer import JudgeAnswer, JudgeCall
 from lightningbus.graders.judges.cache import JudgeCache
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 RETRY_POLICY = RetryPolicy(0.5, 30.0)
 REFUSED_STATUS = frozenset({401, 403})
+"""Statuses of a refused key; once the key was accepted they are of something between, or of one question."""
 RETRY_STATUS = frozenset({408, 425, 429})
 """Statuses after which a judge is asked again, as after every 5xx."""
 MAX_ERROR_CHARS = 300
@@ -36,7 +38,11 @@ class RefusedError(Exception):
 
 
 class UnansweredError(Exception):
-    """The endpoint gave no answer this time; the message says why."""
+    """The endpoint gave no answer this time; the message says why, ``retry_after`` the seconds to wait at least."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Judge:
@@ -48,6 +54,7 @@ class Judge:
         self._cache, self._session = cache, session
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._num_calls = 0
+        self._is_key_accepted = False
         self.fields = SamplingFields()
         """Names of the sampling fields that the endpoint has not refused."""
         self._key = os.environ.get(settings.api_key_env, "").strip() if settings.api_key_env else ""
@@ -87,10 +94,12 @@ class Judge:
                     return await self.ask_once(request)
             except (UnansweredError, aiohttp.ClientError, TimeoutError) as error:
                 problem = f"judge {self.name!r} does not answer: {str(error) or type(error).__name__}"
-            if loop.time() >= gives_up_at:
+                retry_after = error.retry_after if isinstance(error, UnansweredError) else 0.0
+            delay = max(backoff.next_delay(), retry_after)
+            if loop.time() + retry_after >= gives_up_at:
                 raise GradingFailedError(problem)
             log.warning("%s; asking again", problem)
-            await asyncio.sleep(min(backoff.next_delay(), max(0.0, gives_up_at - loop.time())))
+            await asyncio.sleep(min(delay, max(0.0, gives_up_at - loop.time())))
 
     def _count_call(self) -> None:
         if self.settings.max_calls is not None and self._num_calls >= self.settings.max_calls:
@@ -124,13 +133,15 @@ class Judge:
         post = self._session.post(url, json=request, headers=headers, timeout=timeout, allow_redirects=False)
         async with post as response:
             body = await response.read()
-            if response.status in REFUSED_STATUS:
+            if response.status in REFUSED_STATUS and not self._is_key_accepted:
                 key = f"the key in {self.settings.api_key_env}" if self._key else "calls without a key (api_key_env)"
                 raise GraderError(f"graders.{self.name}: {self.settings.url} refuses {key}: status {response.status}")
-            if response.status in RETRY_STATUS or response.status >= 500:
-                raise UnansweredError(f"status {response.status}")
+            if response.status in RETRY_STATUS | REFUSED_STATUS or response.status >= 500:
+                retry_after = read_retry_after(response.headers, time.time())
+                raise UnansweredError(f"status {response.status}", retry_after)
             if response.status != 200:
                 raise RefusedError(f"status {response.status}: {body.decode(errors='replace')}")
+            self._is_key_accepted = True
         return read_answer(body)
 
 
@@ -138,7 +149,8 @@ def read_answer(body: bytes) -> JudgeAnswer:
     """Read a chat completion; raise `UnansweredError` for anything else."""
     try:
         answer = json.loads(body)
-        text = _join_text(answer["choices"][0]["message"]["content"])
+        message = answer["choices"][0]["message"]
+        text = _join_text(message.get("content") or message.get("refusal"))
         usage = answer.get("usage")
         counts = usage if isinstance(usage, dict) else {}
         return JudgeAnswer(text, _read_count(counts, "prompt_tokens"), _read_count(counts, "completion_tokens"))

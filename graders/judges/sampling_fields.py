@@ -8,7 +8,10 @@ from typing import Any
 LIMITS: tuple[str | None, ...] = ("max_tokens", "max_completion_tokens", None)
 """Names for the most tokens of an answer, in the order in which they are tried; None leaves the bound out."""
 TEMPERATURE = "temperature"
-SIZE = re.compile(r"too (large|long|many|big)|exceed|context|at most|less than|greater than", re.IGNORECASE)
+SIZE = re.compile(
+    r"too (large|long|many|big|small)|exceed|context|at (most|least)|(less|greater) than|[<>]=|minimum|maximum|range",
+    re.IGNORECASE,
+)
 """Words of an endpoint that takes the field, and refuses its number."""
 
 
@@ -45,4 +48,4 @@ class SamplingFields:
 
 
 def _is_named(field: str, reason: str) -> bool:
-    return re.search(rf"\b{field}\b", reason) is not None
+    return re.search(rf"\b{field}\b", reason, re.IGNORECASE) is not None

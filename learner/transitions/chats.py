@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lightningbus.learner.transitions.chat_content import Message, find_part_roles, join_parts
+from lightningbus.learner.transitions.chat_content import PROBE, Message, find_part_roles, join_parts
 from lightningbus.learner.transitions.rendered_answer import divide_turn
 from lightningbus.learner.transitions.sequences import CONTEXT
 from lightningbus.learner.transitions.transitions import Transition
@@ -68,12 +68,18 @@ def build_chat(messages: Sequence[Message], tools: Sequence[Any] | None, templat
 
     An answer ends where an engine would end it: at the template's own end token.
     """
+    for place, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"message {place + 1} has no role")
     turns = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
         raise ValueError("no message is an assistant's")
     calls = []
     for turn in turns:
-        if messages[turn].get("weight", 1) == 0:
+        weight = messages[turn].get("weight", 1)
+        if weight not in (0, 1):
+            raise ValueError(f"message {turn + 1}: its weight is {weight!r}: give 0 or 1")
+        if weight == 0:
             continue
         prompt = template.render(messages[:turn], tools, True)
         whole = template.render(messages[: turn + 1], tools, False)
@@ -90,13 +96,33 @@ def build_chat(messages: Sequence[Message], tools: Sequence[Any] | None, templat
             )
         response_ids = _end_answer(template.encode(answer), template.end_ids)
         calls.append(demonstrated_call(turn, template.encode(prompt), response_ids))
+    _refuse_left_out(messages[: turns[-1]], tools, template)
     return calls
 
 
+def _refuse_left_out(messages: Sequence[Message], tools: Sequence[Any] | None, template: ChatTemplate) -> None:
+    """Raise ValueError for a message that others sent and that the template leaves out, as of a role it does not know.
+
+    A template may change what it writes, so a message that is not found is tried with a text that nothing changes.
+    """
+    text = template.render(messages, tools, True)
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        words = content if isinstance(content, str) else content[0]["text"] if content else ""
+        if message["role"] == "assistant" or words.strip() in text:
+            continue
+        probed = [*messages[:place], {**message, "content": PROBE}, *messages[place + 1 :]]
+        if PROBE not in template.render(probed, tools, True):
+            raise ValueError(
+                f"message {place + 1}: the model's chat template leaves it out: its role is {message['role']!r}"
+            )
+
+
 def _list_called(message: Message) -> list[str]:
-    """List the names of the functions that a message calls."""
+    """List the names of the functions that a message calls, in OpenAI's forms of today and of before."""
     calls = message.get("tool_calls")
-    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    calls = [*(calls if isinstance(calls, list) else []), message.get("function_call")]
+    functions = [call.get("function", call) for call in calls if isinstance(call, dict)]
     return [str(function["name"]) for function in functions if isinstance(function, dict) and "name" in function]
 
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -111,16 +111,21 @@ def _read_answers(source: TaskSource) -> dict[Any, Any]:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8", newline="\n") as file:  # no other line end: a text may contain those
+    with open_lines(path) as file:
         yield from file
+
+
+def open_lines(path: Path) -> TextIO:
+    """Open a file of lines, also packed by gzip, with or without the mark of UTF-8 that Windows puts first."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="\n")  # no other line end: a text may contain those
 
 
 def parse_json_object(line: str) -> dict[str, Any]:
     """Parse the fields on a line; raise ValueError with the reason if there are none."""
     try:
         fields = json.loads(
-            line, parse_constant=_reject_number, parse_float=_parse_float, object_pairs_hook=_reject_repeated
+            line, parse_constant=_reject_number, parse_float=_parse_float, object_pairs_hook=reject_repeated
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -176,7 +181,8 @@ def _check_id(id: str) -> None:
         raise ValueError(f"id {id!r}: an id has printable characters only, and no space at its ends")
 
 
-def _reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object from its fields; raise ValueError for one that stands there twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

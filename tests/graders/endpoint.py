@@ -22,6 +22,8 @@ class JudgeEndpoint:
         """Gives the error that a request is refused with."""
         self.usage: Any = {"prompt_tokens": 100, "completion_tokens": 10}
         self.faults: deque[int] = deque()
+        self.headers: dict[str, str] = {}
+        """Headers of the faults."""
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.num_at_once = self.most_at_once = 0
@@ -38,7 +40,7 @@ class JudgeEndpoint:
             if self.seconds:
                 await asyncio.sleep(self.seconds)
             if self.faults and (status := self.faults.popleft()):
-                return web.json_response({"error": "no"}, status=status)
+                return web.json_response({"error": "no"}, status=status, headers=self.headers)
             if error := self.refuse(body):
                 return web.json_response(error, status=400)
             message = {"role": "assistant", "content": self.answer(body["messages"][-1]["content"])}

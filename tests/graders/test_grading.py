@@ -1,6 +1,7 @@
 """Functions in processes of their own, judges behind an endpoint, and the cache."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightningbus.graders.errors import GraderError
 from lightningbus.graders.grade import Grade
 from lightningbus.graders.grading import open_grading
 from lightningbus.graders.judges.judge import read_answer
+from lightningbus.graders.judges.sampling_fields import SamplingFields
 from lightningbus.graders.settings import GraderSettings
 from lightningbus.graders.submission import Submission
 from tests.graders.endpoint import (
@@ -59,6 +61,13 @@ async def test_a_function_that_fails_costs_its_own_rollout_alone_and_is_tried_ag
         grades, ("ended its process", "no such answer", "gave None", "gave nan", "", "", "in 1 s"), strict=True
     ):
         assert part in each.error and each.error.endswith("(2 tries)") == bool(part), each
+
+
+async def test_a_function_may_return_a_number_of_another_library() -> None:
+    kinds = {"float32": 0.5, "int64": 1.0, "bool": 1.0, "array": 0.5, "decimal": 0.5, "list": None, "vector": None}
+    grades = await grade(settings({"f": {"function": "scores:of_kind"}}, max_attempts=1), *kinds)
+    assert [each.reward for each in grades] == [*kinds.values()]
+    assert "gave [0.5], which is no reward" in grades[-2].error
 
 
 async def test_a_function_that_cannot_be_loaded_ends_the_grader() -> None:
@@ -118,6 +127,53 @@ async def test_an_endpoint_that_does_not_answer_is_asked_again_and_not_for_ever(
         endpoint.faults.append(400)
         (refused,) = await grade(settings({"j": judge(endpoint.url)}), 10)
         assert refused.error.startswith("j: judge 'j' refuses a request: status 400")
+
+
+async def test_a_busy_endpoint_is_asked_again_when_it_says() -> None:
+    async with judging(score_of) as endpoint:
+        endpoint.headers["Retry-After"] = "2"
+        endpoint.faults.append(429)
+        started = time.monotonic()
+        (good,) = await grade(settings({"j": judge(endpoint.url)}), 10)
+        assert good.reward == 1.0 and len(endpoint.requests) == 2 and time.monotonic() - started >= 2
+        endpoint.headers["Retry-After"] = "3600"
+        endpoint.faults.append(429)
+        (bad,) = await grade(settings({"j": judge(endpoint.url, patience_seconds=30)}), 10)
+        assert bad.error == "j: judge 'j' does not answer: status 429" and time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refusal_after_an_answer_is_not_the_keys(status: int) -> None:
+    async with judging(score_of) as endpoint, open_grading(settings({"j": judge(endpoint.url)})) as grading:
+        await grading.grade(submissions(1))
+        endpoint.faults.append(status)
+        (good,) = await grading.grade(submissions(10))
+        assert good.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [({}, ""), ({"content": None, "refusal": "I will not."}, "I will not."), ({"content": "4", "refusal": None}, "4")],
+)
+def test_an_answer_without_text_is_an_answer(message: dict[str, Any], text: str) -> None:
+    """A model that has spent its tokens on thoughts answers without content at some endpoints."""
+    body = {"choices": [{"message": {"role": "assistant", **message}, "finish_reason": "length"}]}
+    assert read_answer(json.dumps(body).encode()).text == text
+
+
+@pytest.mark.parametrize(
+    ("reason", "tried"),
+    [
+        ("Invalid max_tokens value, the valid range of max_tokens is [1, 8192]", None),
+        ("max_tokens must be at least 16", None),
+        ("Model only accepts Temperature = 1", SamplingFields(has_temperature=False)),
+        ("Unrecognized request argument supplied: max_tokens", SamplingFields("max_completion_tokens")),
+    ],
+)
+def test_fields_are_left_out_where_an_endpoint_refuses_them_and_not_their_number(
+    reason: str, tried: SamplingFields | None
+) -> None:
+    assert SamplingFields().after_refusal(reason) == tried
 
 
 @pytest.mark.parametrize(

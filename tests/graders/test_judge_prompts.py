@@ -63,6 +63,8 @@ def test_work_cannot_end_its_own_tag_and_a_long_conversation_loses_its_beginning
         ('{so far {"score": 5}', 0.5),
         ('{"score": 5} and {"why": "{"}', 0.5),
         ("[" * 1000 + '{"score": 5}', 0.5),
+        ('{"why": "first\n\tsecond", "score": 5}', 0.5),
+        ("{" * 1_000_000 + '{"score": 5}', 0.5),
     ],
 )
 def test_the_last_score_counts_on_the_scale_of_the_settings(answer: str, expected: float) -> None:

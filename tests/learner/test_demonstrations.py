@@ -1,5 +1,6 @@
 """Answers to imitate: chats and files of tokens as sequences, in an order that a step's number gives."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lightningbus.analysis.replay import write_parquet
 from lightningbus.learner.backend import make_builder
 from lightningbus.learner.batching.demonstrations import Demonstration, Demonstrations
-from lightningbus.learner.demonstration_files import load_demonstrations
+from lightningbus.learner.data_lines import read_lines
+from lightningbus.learner.demonstration_files import load_demonstrations, read_messages
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.learner.transitions.chats import ChatTemplate, build_chat, demonstrated_call
@@ -148,7 +150,9 @@ def test_a_tool_call_that_the_template_leaves_out_is_refused() -> None:
 
 def test_messages_that_a_template_cannot_render_are_named_with_the_file(chat_model: Path, tmp_path: Path) -> None:
     """A template that adds a number to a text raises TypeError."""
-    model = with_template(chat_model, tmp_path, "{% for m in messages %}{{ '<' + m['name'] + '>' }}{% endfor %}")
+    model = with_template(
+        chat_model, tmp_path, "{% for m in messages %}{{ '<' + m['name'] + '>' + m['content'] }}{% endfor %}"
+    )
     named = [{**each, "name": "n"} for each in LINES[0]]
     path = write_lines(tmp_path / "chats.jsonl", [named, [named[0], {**named[1], "name": 5}]])
     with pytest.raises(ValueError, match=r"chats\.jsonl.*2.*refuses the first 2 messages: can only concatenate str"):
@@ -297,9 +301,87 @@ def test_tokens_of_rollouts_are_taken_as_they_were_sampled(chat_model: Path, tmp
         load_demonstrations(tmp_path / "other.parquet", chat_model)
 
 
+def test_a_file_may_be_packed_marked_and_a_table(chat_model: Path, tmp_path: Path) -> None:
+    text = write_lines(tmp_path / "chats.jsonl", LINES).read_bytes()
+    (tmp_path / "marked.jsonl").write_bytes(b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))
+    (tmp_path / "chats.jsonl.gz").write_bytes(gzip.compress(text))
+    parquet.write_table(pa.Table.from_pylist([{"messages": line} for line in LINES]), tmp_path / "CHATS.PARQUET")
+    for name in ("marked.jsonl", "chats.jsonl.gz", "CHATS.PARQUET"):
+        assert len(load_demonstrations(tmp_path / name, chat_model)) == len(LINES)
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(text)[:-9])
+    with pytest.raises(ValueError, match=r"cut\.jsonl\.gz cannot be read: Compressed file ended"):
+        load_demonstrations(tmp_path / "cut.jsonl.gz", chat_model)
+
+
+def test_records_of_a_column_lack_the_fields_of_others(tmp_path: Path) -> None:
+    lines = [{"messages": [{"role": "user", "tool_calls": [{"arguments": {name: 1}}]}]} for name in "ab"]
+    parquet.write_table(pa.Table.from_pylist(lines), tmp_path / "chats.parquet")
+    assert [line for _, line in read_lines(tmp_path / "chats.parquet")] == lines
+
+
+def call_of(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize(("arguments", "read"), [('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), (None, {}), ("", {})])
+def test_arguments_of_a_call_are_an_object_as_vllm_gives_them(arguments: Any, read: Any) -> None:
+    (message,) = read_messages([call_of(arguments)]) or []
+    assert message["tool_calls"][0]["function"]["arguments"] == read
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_a_thought_has_both_of_its_names(name: str) -> None:
+    (message,) = read_messages([{"role": "assistant", "content": "4", name: "2 + 2"}]) or []
+    assert (message["reasoning"], message["reasoning_content"]) == ("2 + 2", "2 + 2")
+
+
+def render_known(messages: Any, tools: Any, begins_answer: bool) -> str:
+    """Render as a template that leaves out what it does not know, and that writes what tools say as JSON."""
+    known = [message for message in messages if message["role"] in ("system", "user", "assistant")]
+    results = "".join(json.dumps(message["content"]) for message in messages if message["role"] == "tool")
+    return results + render(known, tools, begins_answer)
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([{"role": "developer", "content": "be kind"}], "message 1: .* leaves it out: its role is 'developer'"),
+        ([LINES[0][0], {"role": "human", "content": "be kind"}], "message 2: .* leaves it out: its role is 'human'"),
+        ([{"content": "be kind"}], "message 1 has no role"),
+        ([{"role": None, "content": [{"type": "text", "text": "be kind"}]}], "message 1 has no role"),
+        ([{"role": "assistant", "content": "", "weight": "0"}], "message 1: its weight is '0': give 0 or 1"),
+        ([{"role": "assistant", "content": "", "weight": 0.5}], "message 1: its weight is 0.5: give 0 or 1"),
+        (
+            [{"role": "assistant", "content": "", "function_call": {"name": "add", "arguments": "{}"}}],
+            "message 1: the model's chat template leaves out the call of add",
+        ),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]}],
+            "message 1: the model's chat template leaves out the call of add",
+        ),
+    ],
+)
+def test_what_a_template_would_leave_out_in_silence_is_refused(messages: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        build_chat([*messages, *LINES[0]], None, ChatTemplate(render_known, encode, [END]))
+
+
+def test_what_a_template_writes_in_another_form_is_taken() -> None:
+    results = {"role": "tool", "content": 'a "quoted" word\n'}
+    (call,) = build_chat([results, *LINES[0]], None, ChatTemplate(render_known, encode, [END]))
+    assert "quoted" in text_of(call.prompt_ids)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ('{"messages": [], "messages": []}', "line 1 is no JSON: the key 'messages' stands twice"),
+        (
+            json.dumps({"messages": [LINES[0][0], call_of('{"a": ')]}),
+            "line 1: message 2: the arguments of its call of add are no JSON",
+        ),
+        (json.dumps({"messages": LINES[0], "tools": "none"}), "line 1: its tools are no JSON"),
+        (json.dumps({"messages": LINES[0], "tools": {"add": {}}}), "line 1: its tools are no list of objects"),
         ("nonsense", "line 1 is no JSON"),
         ("[1]", "line 1 is no JSON object"),
         ('{"text": "x"}', "line 1: it has no list of messages"),

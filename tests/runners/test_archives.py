@@ -4,8 +4,10 @@ import errno
 import gzip
 import io
 import os
+import stat
 import subprocess
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,3 +114,58 @@ def test_a_full_disk_is_no_fault_of_the_archive(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tarfile.TarFile, "extract", fail)
     with pytest.raises(WorkspaceFailedError, match="No space left"):
         unpack(tmp_path, "a.tar", pack("tar", [("a", b"1")]))
+
+
+def pack_link(suffix: str, name: str, target: str, *others: str) -> bytes:
+    """An archive of a symbolic link and some files."""
+    file = io.BytesIO()
+    if suffix == "zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            for other in others:
+                archive.writestr(other, b"1")
+            link = zipfile.ZipInfo(name)
+            link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(link, target)
+        return file.getvalue()
+    with tarfile.open(fileobj=file, mode=COMPRESSIONS[suffix]) as tar:
+        for other in others:
+            member = tarfile.TarInfo(other)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"1"))
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.SYMTYPE, target
+        tar.addfile(member)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["tar.gz", "zip"])
+def test_a_link_is_a_link_or_is_refused(tmp_path: Path, suffix: str) -> None:
+    unpack(tmp_path, f"a.{suffix}", pack_link(suffix, "folder/link", "../real", "real"))
+    assert str((tmp_path / "target" / "folder" / "link").readlink()) == "../real"
+    with pytest.raises(WorkspaceRefusedError, match="has a link that leads out: folder/link"):
+        unpack(tmp_path, f"a.{suffix}", pack_link(suffix, "folder/link", "/etc/passwd"))
+    for name, target, others in (("link", "n/" * 3000, []), ("a", "b", ["a/c"])):
+        with pytest.raises(WorkspaceRefusedError, match=f"the archive a.{suffix} cannot be unpacked: "):
+            unpack(tmp_path, f"a.{suffix}", pack_link(suffix, name, target, *others))
+
+
+def test_a_zip_with_a_file_that_is_no_plain_one_is_refused(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        pipe = zipfile.ZipInfo("pipe")
+        pipe.create_system, pipe.external_attr = 3, (stat.S_IFIFO | 0o644) << 16
+        archive.writestr(pipe, b"")
+    with pytest.raises(WorkspaceRefusedError, match="has a file that is no plain one: pipe"):
+        unpack(tmp_path, "a.zip", file.getvalue())
+
+
+def test_a_bomb_in_the_header_of_a_tar_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("././@PaxHeader")
+    header.type, header.size = tarfile.XHDTYPE, 2**26
+    first = pack("tar", [("a", b"1")])[: 2 * tarfile.BLOCKSIZE]
+    tar = first + header.tobuf(tarfile.USTAR_FORMAT) + bytes(2**26)
+    tracemalloc.start()
+    with pytest.raises(WorkspaceRefusedError, match=r"it is damaged: a header of 67,108,864 bytes"):
+        unpack(tmp_path, "a.tar.gz", gzip.compress(tar))
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()

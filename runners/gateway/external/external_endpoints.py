@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import math
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.security.secrets import bearer_header
 from lightningbus.common.backoff import Backoff, RetryPolicy
 from lightningbus.common.observability import metrics, tracing
+from lightningbus.common.retry_after import read_retry_after
 from lightningbus.runners.gateway.engines.connection_reuse import ConnectionReuse
 from lightningbus.runners.gateway.engines.upstream import (
     CONNECT_SECONDS,
@@ -96,7 +97,7 @@ class ExternalEndpoints:
                             raise NoNodeAvailableError(self._add_refusal(name, response.status))
                         elif response.status in RETRY_STATUS or response.status >= 500:
                             problem = f"endpoint {name!r} answered {response.status}"
-                            retry_after = _retry_after(response)
+                            retry_after = read_retry_after(response.headers, time.time())
                         elif response.status < 400:
                             raise NoNodeAvailableError(f"endpoint {name!r} answered {response.status}: check its url")
                         else:
@@ -153,12 +154,3 @@ def _read_key(name: str, endpoint: EndpointSettings, environment: Mapping[str, s
             f"endpoints.{name}: {endpoint.api_key_env} holds no API key: it is not one printable word"
         )
     return key
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float:
-    """Read the seconds of Retry-After; 0 where the endpoint gives none, or a date."""
-    try:
-        seconds = float(response.headers.get("Retry-After", ""))
-    except ValueError:
-        return 0.0
-    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0

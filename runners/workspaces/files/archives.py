@@ -1,6 +1,8 @@
 """Archives that become a workspace: unpacked within bounds, and never outside of their directory."""
 
 import errno
+import os
+import stat
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -15,6 +17,13 @@ from lightningbus.schemas.text import shorten_line
 GIB = 2**30
 MAX_REASON_LETTERS = 200
 CHUNK_BYTES = 2**20
+MAX_HEADER_BYTES = 2**20
+"""Longest header of a tar's file, which Python's tarfile reads into memory: names, and attributes by PAX."""
+HEADER_TYPES = frozenset(
+    (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+)
+UNIX = 3
+"""System of a zip's file that has a type of Unix."""
 ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 FAULTS_OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EILSEQ})
 """Errors of files whose names are too long, or are those of a file and of a directory."""
@@ -71,11 +80,14 @@ def _unpack_tar(archive: Path, target: Path, limits: SizeLimits) -> None:
             _check_name(archive, member.name)
             num_files, num_bytes = num_files + 1, num_bytes + member.size
             limits.check(num_files, num_bytes)
-            if member.issym() and leads_out(PurePosixPath(member.name), member.linkname):
-                raise WorkspaceRefusedError(f"the archive {archive.name} has a link that leads out: {member.name}")
+            if member.issym():
+                _check_link(archive, member.name, member.linkname)
             file.extract(member, target, filter="data")
-            if member.isdir() and not (target / member.name).is_dir():  # Python's tarfile leaves a file there.
+            place = target / member.name
+            if member.isdir() and not place.is_dir():  # Python's tarfile leaves a file there.
                 raise FileExistsError(errno.EEXIST, "a file and a directory have one name", member.name)
+            if member.issym() and not place.is_symlink():  # Python's tarfile goes on without the link.
+                raise FileExistsError(errno.EEXIST, "a link cannot be made", member.name)
         assert file.fileobj is not None, "it is open"
         num_bytes = 0
         while rest := file.fileobj.read(CHUNK_BYTES):  # A compressed file has its check sum at its end.
@@ -85,6 +97,14 @@ def _unpack_tar(archive: Path, target: Path, limits: SizeLimits) -> None:
 
 class _Member(tarfile.TarInfo):
     """A file of a tar whose end is its mark; for Python's tarfile a damaged header, or no more bytes, ends it too."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read a header; raise ReadError for one that announces a longer one than names and attributes need."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in HEADER_TYPES and member.size > MAX_HEADER_BYTES:
+            raise ReadError(f"it is damaged: a header of {member.size:,} bytes")
+        return member
 
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
@@ -98,15 +118,36 @@ class _Member(tarfile.TarInfo):
 
 
 def _unpack_zip(archive: Path, target: Path, limits: SizeLimits) -> None:
+    links: list[tuple[str, str]] = []
     with zipfile.ZipFile(archive) as file:
         members = file.infolist()
         limits.check(len(members), sum(member.file_size for member in members))
         for member in members:
             _check_name(archive, member.filename)
+            mode = member.external_attr >> 16
+            kind = stat.S_IFMT(mode) if member.create_system == UNIX else 0
+            if kind == stat.S_IFLNK:
+                links.append((member.filename, os.fsdecode(file.read(member))))
+                continue
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise WorkspaceRefusedError(
+                    f"the archive {archive.name} has a file that is no plain one: {member.filename}"
+                )
             path = Path(file.extract(member, target))
-            mode = member.external_attr >> 16 & 0o777
-            if mode and path.is_file():
-                path.chmod(mode | 0o600)
+            if mode & 0o777 and path.is_file():
+                path.chmod(mode & 0o777 | 0o600)
+    for name, linked in links:  # After the files: none is written through a link.
+        _check_link(archive, name, linked)
+        place = target / name
+        if not place.parent.resolve().is_relative_to(target.resolve()):
+            raise WorkspaceRefusedError(f"the archive {archive.name} has a path that leads out: {name[:200]!r}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(linked)
+
+
+def _check_link(archive: Path, name: str, linked: str) -> None:
+    if not linked or leads_out(PurePosixPath(name), linked):
+        raise WorkspaceRefusedError(f"the archive {archive.name} has a link that leads out: {name}")
 
 
 def _check_name(archive: Path, name: str) -> None:

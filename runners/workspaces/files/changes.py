@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightningbus.runners.workspaces.files.copies import WorkspaceCopy
-from lightningbus.runners.workspaces.files.sources import GIT_ENVIRONMENT
+from lightningbus.runners.workspaces.files.sources import git_environment
 
 MAX_CHANGES = 10_000
 """Changed files that are looked at; an agent may make any number."""
@@ -87,10 +87,9 @@ def make_diff(place: Path, changes: list[Change]) -> tuple[bytes, int]:
                 place = folder / side / change.path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, place, follow_symlinks=False)
-    environment = {**os.environ, **GIT_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(folder.parent), "LC_ALL": "C"}
     command = [*DIFF, "--no-prefix", "a", "b"]
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        command, cwd=folder, env=git_environment(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         assert process.stdout is not None

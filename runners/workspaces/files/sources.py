@@ -18,8 +18,11 @@ GIT_ENVIRONMENT = {
     "GIT_CONFIG_SYSTEM": os.devnull,
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_LFS_SKIP_SMUDGE": "1",
+    "LC_ALL": "C",
 }
 """No setting of the system or a user changes what is checked out."""
+GIT_PLACE = "GIT_EXEC_PATH"
+"""The variable that says where git's own programs are."""
 
 
 def find_source(path: str, sources: Sequence[Path]) -> Path:
@@ -93,19 +96,26 @@ def _check_out(repository: Path, commit: str, target: Path) -> None:
     place = repository.resolve()
     with _trusting(place) as trust:
         resolved = _git(place, trust, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
+        id = resolved.stdout.strip()
         if resolved.returncode and resolved.stderr.strip():
             raise WorkspaceRefusedError(f"git cannot read the repository {repository}: {_last_line(resolved.stderr)}")
-        if resolved.returncode:
-            raise WorkspaceRefusedError(f"the git repository {repository} has no commit {commit!r}")
+        if resolved.returncode or not id.isalnum():  # `^HEAD` is what no commit is to be found from.
+            raise WorkspaceRefusedError(f"the git repository {repository} has no commit {commit[:80]!r}")
+        names = _git(place, trust, "rev-parse", "--show-object-format").stdout.strip()
         commands = [
-            ["init", "--quiet", "--initial-branch", "main"],
-            ["fetch", "--quiet", "--no-tags", "--depth", "1", place.as_uri(), resolved.stdout.strip()],
+            ["init", "--quiet", "--initial-branch", "main", f"--object-format={names}"],
+            ["fetch", "--quiet", "--no-tags", "--depth", "1", place.as_uri(), id],
             ["checkout", "--quiet", "-B", "main", "FETCH_HEAD"],
         ]
         target.mkdir()
         for command in commands:
             done = _git(target, trust, *command)
             if done.returncode:
+                read = _git(place, trust, "archive", "--output", os.devnull, "--format", "tar", id)
+                if read.returncode:
+                    raise WorkspaceRefusedError(
+                        f"git cannot read {commit!r} in the repository {repository}: {_last_line(read.stderr)}"
+                    )
                 reason = _last_line(done.stderr)
                 raise WorkspaceFailedError(f"git {command[0]} of {commit!r} failed for {repository}: {reason}")
     (target / ".git" / "FETCH_HEAD").unlink(missing_ok=True)
@@ -126,8 +136,7 @@ def _trusting(repository: Path) -> Iterator[Path]:
 def _git(directory: Path, settings: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run git in a directory; raise `WorkspaceFailedError` if it does not end."""
     place = directory.resolve()
-    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.parent)}  # a repository that the directory lies in is not named
-    environment = {**os.environ, **GIT_ENVIRONMENT, **ceiling, "GIT_CONFIG_GLOBAL": str(settings)}
+    environment = git_environment(place) | {"GIT_CONFIG_GLOBAL": str(settings)}
     try:
         return subprocess.run(
             ["git", *words], cwd=place, env=environment, stdin=subprocess.DEVNULL,
@@ -137,6 +146,16 @@ def _git(directory: Path, settings: Path, *words: str) -> "subprocess.CompletedP
         raise WorkspaceFailedError(f"git {words[0]} did not end in {GIT_SECONDS:g} s") from None
 
 
+def git_environment(directory: Path) -> dict[str, str]:
+    """Build the environment of git in a directory, without the runner's own variables of git and the user's settings.
+
+    A hook that starts a runner, say, has the variables of its own repository. No repository that the directory lies in
+    is found.
+    """
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name == GIT_PLACE}
+    return {**ours, **GIT_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(directory.parent)}
+
+
 def check_git() -> None:
     """Raise `WorkspaceFailedError` if git is not installed: diffs are made by it."""
     if shutil.which("git") is None:
@@ -144,4 +163,5 @@ def check_git() -> None:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1][:300]
+    """Return the last thing that a program said; git puts lists on lines of their own, after a tab."""
+    return (text.strip().replace("\n\t", " ").splitlines() or ["it said nothing"])[-1][:300]
