@@ -45,10 +45,13 @@ class CallParser:
             fields = {name: value for name, value in fields.items() if name not in self._ignored_fields}
             fields = fields if model is None else {**fields, "model": model}
         dialect = api.parse(fields, running.recorder.history)
-        self._tell_left_out(dialect.left_out)
+        left_out = set(dialect.left_out)
         call = resolve_model(resolve_alias(dialect.call, self._aliases, {*known, AUTO_MODEL}), running.task)
         if call.model not in self._endpoints:
             call.check_fields()
+            call, unread = call.leave_out_unread()
+            left_out |= unread
+        self._tell_left_out(left_out)
         substitution = substitute(call, running.prompts)
         dialect.call = substitution.call
         return dialect, substitution.versions
@@ -63,7 +66,7 @@ class CallParser:
         return resolve_model(resolve_alias(call, self._aliases, {*known, AUTO_MODEL}), running.task)
 
     def _tell_left_out(self, kinds: Collection[str]) -> None:
-        """Log each type of tool or content that models do not get, once."""
-        for kind in set(kinds) - self._logged_kinds:
+        """Log each kind of tool, content or field that models do not get, once."""
+        for kind in sorted(set(kinds) - self._logged_kinds):
             self._logged_kinds.add(kind)
-            log.warning("requests have %r, which only its vendor serves: the model does not get it", kind)
+            log.warning("requests have %r, which no model here reads: it is left out", kind)

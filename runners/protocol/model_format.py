@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from lightningbus.runners.protocol.message_parts import (
@@ -107,12 +107,30 @@ def adapt_messages(messages: Sequence[Any], model_format: ModelFormat) -> list[A
 
     System messages at the start become one. One that the template cannot render in its place becomes text of the turn
     before it, else a user's turn. An image that the model cannot read becomes a note. Arguments of a tool call that are
-    no JSON object are put into one. Calls and results of tools that the template leaves out become text.
+    no JSON object are put into one. Calls and results of tools that the template leaves out become text. Results come
+    in the order of their calls.
     """
     turns: list[list[Any]] = []  # messages that become one, together
-    for message in messages:
+    for message in _order_results(messages):
         _append(turns, _adapt_message(message, model_format) if isinstance(message, dict) else message, model_format)
     return [turn[0] if len(turn) == 1 else _merge(turn) for turn in turns]
+
+
+def _order_results(messages: Sequence[Any]) -> list[Any]:
+    """Put the results of an answer's calls in the order of the calls: many templates render no ids.
+
+    Agents send results as tools end. Results with an id that no call of the answer has stay where they are.
+    """
+    ordered: list[Any] = []
+    positions: dict[Any, int] = {}
+    for is_result, group in groupby(messages, key=lambda message: _role(message) == "tool"):
+        run = list(group)
+        if is_result and all(str(message.get("tool_call_id")) in positions for message in run):
+            run.sort(key=lambda message: positions[str(message.get("tool_call_id"))])
+        ordered += run
+        calls = _calls_of(run[-1])
+        positions = {str(call.get("id")): number for number, call in enumerate(calls) if isinstance(call, dict)}
+    return ordered
 
 
 def _append(turns: list[list[Any]], message: Any, model_format: ModelFormat) -> None:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from lightningbus.runners.protocol.request_fields import CHAT, COMPLETIONS, STREAM_OPTIONS
+from lightningbus.runners.protocol.message_parts import join_parts, text_part
+from lightningbus.runners.protocol.request_fields import CHAT, CHAT_MESSAGE, COMPLETIONS, STREAM_OPTIONS
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "tools")
 """Fields that change how messages are rendered."""
@@ -74,6 +75,25 @@ class ChatRequest:
         """Raise ValueError for a field that would change the request's meaning, and that no engine would honour."""
         (CHAT if self.chat else COMPLETIONS).check_known(self.body)
         STREAM_OPTIONS.check_known(self.body.get("stream_options"))
+        for message in self.body["messages"] if self.chat else ():
+            CHAT_MESSAGE.check_refused(message)
+
+    def leave_out_unread(self) -> tuple["ChatRequest", frozenset[str]]:
+        """Return the request without the fields of messages that no engine reads, and the names of those with effect.
+
+        Clients add fields of their own to answers that they send back: with them the history is not found again.
+        """
+        if not self.chat:
+            return self, frozenset()
+        messages = self.body["messages"]
+        names = {
+            f"{CHAT_MESSAGE.place}{name}"
+            for message in messages
+            if isinstance(message, dict)
+            for name, value in message.items()
+            if value and name not in CHAT_MESSAGE.names
+        }
+        return replace(self, body={**self.body, "messages": list(map(_to_read, messages))}), frozenset(names)
 
     @property
     def stream(self) -> bool:
@@ -158,7 +178,8 @@ class ChatRequest:
 
     def to_engine_request(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """Build the request for the engine; ``sampling`` overrides the agent's settings."""
-        body = {**self.force(sampling), "model": self.model, "stream": True, "return_token_ids": True}
+        body = {name: value for name, value in self.force(sampling).items() if value is not None}
+        body |= {"model": self.model, "stream": True, "return_token_ids": True}
         body["stream_options"] = {"include_usage": True}
         if self.names_tokens_by_id:
             del body["return_tokens_as_token_ids"]
@@ -167,8 +188,8 @@ class ChatRequest:
             body.setdefault("top_logprobs", 0)
             if self.hides_reasoning:  # or the engine keeps back the tokens too
                 body["include_reasoning"] = True
-        elif body.get("logprobs") is None:
-            body["logprobs"] = 0
+        else:
+            body.setdefault("logprobs", 0)
         return body
 
     def to_external_request(self, sampling: dict[str, Any], model: str) -> dict[str, Any]:
@@ -179,6 +200,18 @@ class ChatRequest:
         if self.stream:
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         return body
+
+
+def _to_read(message: Any) -> Any:
+    """Return a message as an engine reads it: without other fields, and with a refusal as text of its content."""
+    if not isinstance(message, dict):
+        return message
+    read = {name: value for name, value in message.items() if name in CHAT_MESSAGE.honoured}
+    if refusal := read.pop("refusal", None):
+        content = read.get("content")
+        parts = content if isinstance(content, list) else [text_part(content)] if content else []
+        read["content"] = join_parts([*parts, text_part(refusal)])
+    return read
 
 
 def _read_switches(body: dict[str, Any], fields: Iterable[str]) -> dict[str, bool]:

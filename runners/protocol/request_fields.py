@@ -128,6 +128,23 @@ CHAT = FieldTable(
         "web_search_options": FieldRefusal("is not served: nothing is searched here; give the agent a tool for it"),
     },
 )  # fmt: skip
+CHAT_MESSAGE = FieldTable(
+    "messages.",
+    frozenset({
+        "content", "name", "reasoning", "reasoning_content", "refusal", "role", "task", "tool_call_id", "tool_calls",
+    }),
+    {
+        "annotations": "they point at sources whose text is in the content",
+        "cache_control": VENDOR_CACHE,
+        "index": "clients number the answers that they send back",
+    },
+    {
+        "audio": FieldRefusal("is not served: the model's answers are text; send what was said as content"),
+        "function_call": FieldRefusal("is not served: use tool_calls"),
+        "prefix": FieldRefusal("is not served: use continue_final_message"),
+    },
+)  # fmt: skip
+"""Fields of a message; one that is in no table is left out, and logged."""
 COMPLETIONS = FieldTable(
     "",
     ENGINE_SAMPLING | {"prompt"},

@@ -232,6 +232,7 @@ async def test_each_part_that_the_template_leaves_out_is_named(tmp_path: Path) -
         assert await unread_of(template, *calls, thinks=True) == [
             "the description of 'a' in the parameters of the tool 'add'",
             "the values of 'a' in the parameters of the tool 'add'",
+            "the keyword 'type' in the tool 'add'",
             "the tool 'search'",
             "the name 'Ann' of message 2 (user)",
             "the thought of message 3 (assistant)",

@@ -1,12 +1,19 @@
 """Requests as clients happen to write them: the meaning is the vendor's, and the record has what was sampled."""
 
+import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
 from lightningbus.bus.client import Bus
+from lightningbus.runners.gateway.call_parser import CallParser
+from lightningbus.runners.protocol.dialects.registry import APIS, GENERATE_CONTENT
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.thoughts import seal
+from lightningbus.runners.protocol.token_history import TokenHistory
 from tests.runners.chat_templates import ANYWHERE, RenderingEngine
 from tests.runners.conftest import PROMPT, ScriptedEngine
 from tests.runners.test_coding_agents import called
@@ -165,3 +172,144 @@ async def test_a_custom_tool_of_a_chat_may_be_one_of_the_allowed(desk: Desk, eng
     assert [tool["function"]["name"] for tool in request["tools"]] == ["code"]
     for wrong in ({"type": "custom"}, {"type": "custom", "custom": []}, {"type": "custom", "custom": {}}):
         assert (await post(desk, "chat/completions", **{**chat, "tools": [wrong]}))[0] == 400
+
+
+CHAT = APIS["chat/completions"]
+QUESTION = {"role": "user", "content": "x"}
+
+
+def parsed_chat(**body: Any) -> ChatRequest:
+    """A chat as a node is asked; raises ValueError."""
+    call = CHAT.parse({"model": "policy", "messages": [QUESTION], **body}, TokenHistory()).call
+    call.check_fields()
+    return call.leave_out_unread()[0]
+
+
+def test_a_null_asks_for_what_an_absent_field_asks_for() -> None:
+    nulls = dict.fromkeys(("top_logprobs", "tool_choice", "n", "add_generation_prompt", "stop"))
+    request = parsed_chat(tools=FUNCTIONS, **nulls).to_engine_request({})
+    assert request == parsed_chat(tools=FUNCTIONS).to_engine_request({})
+    assert request["top_logprobs"] == 0, "vLLM gives no log-probabilities for null"
+
+
+def test_fields_of_a_message_that_no_model_reads_are_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    answer = {"role": "assistant", "content": "yes", "annotations": [{}], "thinking_blocks": [{"thinking": "hm"}]}
+    question = {**QUESTION, "timestamp": 1, "cache_control": {"type": "ephemeral"}, "unheard_of": None}
+    body = json.dumps({"model": "policy", "messages": [question, answer, question]}).encode()
+    running: Any = SimpleNamespace(recorder=SimpleNamespace(history=TokenHistory()), task=None, prompts=())
+
+    def messages_by(parser: CallParser) -> Any:
+        return parser.parse(CHAT, body, running, ["policy"])[0].call.body["messages"]
+
+    assert messages_by(CallParser(["policy"], (), {})) == [question, answer, question], "an endpoint decides itself"
+    assert not caplog.records
+    parser = CallParser(["judge"], (), {})
+    for _ in range(2):
+        assert messages_by(parser) == [QUESTION, {"role": "assistant", "content": "yes"}, QUESTION]
+    told = "requests have 'messages.{}', which no model here reads: it is left out"
+    assert [record.message for record in caplog.records] == list(map(told.format, ("thinking_blocks", "timestamp")))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("function_call", {"name": "add", "arguments": "{}"}), ("prefix", True), ("audio", {"id": "audio_1"})],
+)
+def test_fields_of_a_message_with_another_meaning_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^messages\.{field} is not served: "):
+        parsed_chat(messages=[QUESTION, {"role": "assistant", "content": "y", field: value}])
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [(None, "I may not."), ("", "I may not."), ("Sorry.", "Sorry.\nI may not."), (PARTS, "one\ntwo\nI may not.")],
+)
+def test_a_refusal_beside_the_content_is_read(content: Any, read: str) -> None:
+    answer = {"role": "assistant", "content": content, "refusal": "I may not."}
+    call = parsed_chat(messages=[QUESTION, answer, {**answer, "refusal": None}])
+    assert [message["content"] for message in call.body["messages"]] == ["x", read, content]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
+@pytest.mark.parametrize("tools", [[], [{"type": "web_search"}]])
+def test_a_response_that_must_call_a_tool_needs_one(choice: Any, tools: list[Any]) -> None:
+    body = {"model": "policy", "input": "x", "tools": tools}
+    with pytest.raises(ValueError, match="asks for a call, and none of the request's tools runs here"):
+        APIS["responses"].parse({**body, "tool_choice": choice}, TokenHistory())
+    for harmless in ("auto", "none", None):
+        assert "tools" not in APIS["responses"].parse({**body, "tool_choice": harmless}, TokenHistory()).call.body
+
+
+RESULTS = [{"type": "web_search_result", "title": "t", "url": "u", "encrypted_content": "gAAA"}]
+LEFT_OUT: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "messages": (
+        {"messages": [
+            QUESTION,
+            {"role": "assistant", "content": [
+                {"type": "redacted_thinking", "data": "gAAA"},
+                {"type": "thinking", "thinking": "", "signature": "gAAA"},
+                {"type": "thinking", "thinking": "I see.", "signature": "gAAA"},
+                {"type": "thinking", "thinking": "", "signature": seal("I hear.")},
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+                {"type": "web_search_tool_result", "tool_use_id": "s", "content": RESULTS},
+                {"type": "web_search_tool_result", "tool_use_id": "s", "content": RESULTS},
+                {"type": "text", "text": "yes"},
+            ]},
+            QUESTION,
+        ]},
+        ("redacted_thinking", "thinking", "server_tool_use", "web_search_tool_result"),
+    ),
+    "responses": (
+        {"input": [
+            QUESTION,
+            {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I see."}], "encrypted_content": "gAAA"},
+            {"type": "message", "role": "assistant", "content": "yes"},
+        ]},
+        ("reasoning",),
+    ),
+    GENERATE_CONTENT: (
+        {"contents": [
+            {"parts": [{"text": "x"}]},
+            {"role": "model", "parts": [
+                {"executableCode": {"language": "PYTHON", "code": "1"}},
+                {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1"}},
+                {"text": "yes", "thoughtSignature": "gAAA"},
+            ]},
+        ]},
+        ("executableCode", "codeExecutionResult"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LEFT_OUT)
+def test_what_a_vendor_put_into_the_history_is_left_out_and_told(path: str) -> None:
+    body, kinds = LEFT_OUT[path]
+    dialect = APIS[path].parse({"model": "policy", "max_tokens": 5, **body}, TokenHistory())
+    assert dialect.left_out == kinds
+    assert dialect.call.body["messages"][1]["content"] == "yes"
+
+
+def document(source: Any, **more: Any) -> Any:
+    block = {"type": "document", "source": source, **more}
+    body = {"model": "policy", "max_tokens": 5, "messages": [{"role": "user", "content": [block]}]}
+    return APIS["messages"].parse(body, TokenHistory()).call.body["messages"][0]["content"]
+
+
+def test_a_document_is_read_with_its_title_and_context() -> None:
+    text, said = {"type": "text", "media_type": "text/plain", "data": "Rain."}, {"title": "July", "context": "In Oslo."}
+    assert document(text) == "Rain."
+    assert document(text, **said) == "July\nIn Oslo.\nRain."
+    picture = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
+    content = {"type": "content", "content": [{"type": "text", "text": "Rain."}, picture]}
+    assert [part.get("text") for part in document(content, **said)] == ["July", "In Oslo.", "Rain.", None]
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
+    assert document(pdf, **said) == "[document July left out: this model reads text only]\nIn Oslo."
+
+
+def test_what_is_said_of_a_namespace_is_read() -> None:
+    parameters = {"type": "object", "properties": {}}
+    inner = [{"type": "function", "name": name, "description": f"{name}s", "parameters": parameters} for name in "ab"]
+    tools = [{"type": "namespace", "name": "crm", "description": "Ask first.", "tools": inner}]
+    body = APIS["responses"].parse({"model": "policy", "input": "x", "tools": tools}, TokenHistory()).call.body
+    said = [tool["function"]["description"] for tool in body["tools"]]
+    assert said == ["Of the tools of crm: Ask first.\n\nas", "bs"]

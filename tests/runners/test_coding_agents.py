@@ -17,6 +17,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.runners.gateway import sse
 from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
+from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
 from lightningbus.runners.protocol.dialects.base import input_of
 from lightningbus.runners.protocol.dialects.custom_tools import custom_input
 from lightningbus.runners.protocol.dialects.registry import APIS
@@ -24,7 +25,7 @@ from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messag
 from lightningbus.runners.protocol.model_names import apply_alias
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
-from tests.runners.chat_templates import ALTERNATING, ANYWHERE, STRICT, TEMPLATES, RenderingEngine, render
+from tests.runners.chat_templates import ALTERNATING, ANYWHERE, HERMES, STRICT, TEMPLATES, RenderingEngine, render
 from tests.runners.conftest import ScriptedEngine
 from tests.runners.test_dialects import Desk, opened
 from tests.runners.test_dialects import desk as desk
@@ -153,7 +154,7 @@ def test_what_a_tool_gives_back_is_kept_or_noted() -> None:
     ]
     used = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, {"type": "text", "text": "so"}]
     body = {"messages": [USER, {"role": "assistant", "content": used}, {"role": "user", "content": blocks}]}
-    messages = chat_of_messages(body, TokenHistory())["messages"]
+    messages = chat_of_messages(body, TokenHistory(), MessagesTools(()))["messages"]
     assert messages[1] == {"role": "assistant", "content": "so"}
     adapted = adapt_messages(messages, ModelFormat(reads_images=False))
     assert [message["content"] for message in adapted[2:]] == [
@@ -173,7 +174,7 @@ def test_a_malformed_call_comes_back_as_sampled_and_is_rendered(arguments: str) 
     history.add_calls({"tool_calls": [{"id": "call_1", "function": {"name": "f", "arguments": arguments}}]})
     block = {"type": "tool_use", "id": "call_1", "name": "f", "input": input_of(arguments)}
     body = {"messages": [USER, {"role": "assistant", "content": [block]}]}
-    messages = chat_of_messages(body, history)["messages"]
+    messages = chat_of_messages(body, history, MessagesTools(()))["messages"]
     function = messages[1]["tool_calls"][0]["function"]
     assert function["arguments"] == arguments
     (_, adapted) = adapt_messages(messages, ModelFormat())
@@ -265,6 +266,18 @@ def test_calls_and_results_of_tools_are_rendered_by_every_template(name: str, te
     for end in (2, 3):
         before = adapt_messages(messages[:end], model_format)
         assert adapted[: len(before)] == before
+
+
+@pytest.mark.parametrize("template", [*TEMPLATES.values(), HERMES])
+def test_results_are_read_in_the_order_of_their_calls(template: str) -> None:
+    """Results come as tools end; a template without ids would give each to the other call."""
+    asking, first, second = calling("", '{"command": "ls"}', '{"command": "pwd"}'), result(0, "a.py"), result(1, "root")
+    again = [calling("", '{"command": "pwd"}'), result(0, "elsewhere")]
+    adapted = adapt_messages([USER, asking, second, first, *again], format_of(template))
+    assert adapted == adapt_messages([USER, asking, first, second, *again], format_of(template))
+    foreign = {**result(0, "of nothing"), "tool_call_id": "unheard_of"}
+    for odd in ([USER, second, first], [USER, asking, second, foreign, first], [USER, asking, second, USER, first]):
+        assert adapt_messages(odd, ModelFormat()) == odd
 
 
 def test_calls_become_text_as_the_engines_parser_reads_them() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lightningbus.runners.protocol.dialects.anthropic_request import chat
+from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
 from lightningbus.runners.protocol.token_history import TokenHistory
 
 SCHEMA = {"type": "object", "properties": {"url": {"type": "string"}}}
@@ -27,7 +28,9 @@ def refer_to(*names: str) -> dict[str, Any]:
 
 
 def convert(tools: list[dict[str, Any]], *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return chat({"model": "policy", "messages": list(messages), "tools": tools, **more}, TokenHistory())
+    return chat(
+        {"model": "policy", "messages": list(messages), "tools": tools, **more}, TokenHistory(), MessagesTools(tools)
+    )
 
 
 def test_a_tool_that_was_found_is_text_of_the_result_and_the_list_stays() -> None:

@@ -15,6 +15,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
+from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
 from lightningbus.runners.protocol.dialects.responses_request import chat as chat_of_response
 from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
 from lightningbus.runners.protocol.token_history import TokenHistory
@@ -311,7 +312,7 @@ def test_a_response_that_cannot_be_asked_for(body: dict[str, Any], sentence: str
 )
 def test_a_message_that_cannot_be_asked_for(body: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        chat_of_messages(body, TokenHistory())
+        chat_of_messages(body, TokenHistory(), MessagesTools(body.get("tools")))
 
 
 def test_a_conversation_with_tools_and_images_in_anthropics_words() -> None:
@@ -339,6 +340,7 @@ def test_a_conversation_with_tools_and_images_in_anthropics_words() -> None:
             ],
         },
         TokenHistory(),
+        MessagesTools(()),
     )
     assert messages["messages"] == [
         {"role": "system", "content": "One.\n\nTwo."},
@@ -494,5 +496,5 @@ async def test_instructions_are_those_of_one_request_and_what_was_said_is_not_ch
 
 def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
     begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]
-    messages = chat_of_messages({"messages": begun}, TokenHistory())
+    messages = chat_of_messages({"messages": begun}, TokenHistory(), MessagesTools(()))
     assert (messages["add_generation_prompt"], messages["continue_final_message"]) == (False, True)

@@ -11,6 +11,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.runners.protocol.dialects import gemini_fields
 from lightningbus.runners.protocol.dialects.gemini import GeminiDialect, GeminiEncoder
+from lightningbus.runners.protocol.dialects.gemini_contents import Conversation
 from lightningbus.runners.protocol.dialects.gemini_request import chat
 from lightningbus.runners.protocol.dialects.gemini_schema import to_json_schema
 from lightningbus.runners.protocol.dialects.gemini_signature import sign, unsign
@@ -282,7 +283,7 @@ def test_signatures_are_base64_and_those_of_a_vendor_are_no_thought() -> None:
 
 def request_of(**fields: Any) -> dict[str, Any]:
     """The chat that a request becomes."""
-    return chat({"model": "policy", "contents": [QUESTION], **fields}, TokenHistory(), stream=False)
+    return chat({"model": "policy", "contents": [QUESTION], **fields}, Conversation(TokenHistory()), stream=False)
 
 
 def config(**fields: Any) -> dict[str, Any]:
@@ -488,7 +489,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "sentence"), ODD)
 def test_a_request_that_cannot_be_served_is_refused_in_a_sentence(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        GeminiDialect({"model": "policy", "contents": [QUESTION], **fields}, TokenHistory(), stream=False)
+        GeminiDialect({"model": "policy", "contents": [QUESTION], **fields}, Conversation(TokenHistory()), stream=False)
 
 
 FIELDS_OF_THE_CLIENT = {

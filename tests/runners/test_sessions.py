@@ -10,6 +10,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.learner.transitions.prefix_tree import find_parents
 from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.runners.protocol.dialects.anthropic_request import chat
+from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
 from lightningbus.runners.protocol.token_history import TokenHistory
 from tests.runners.session_engine import DONE, SessionEngine, Step, call
 from tests.runners.test_dialects import Desk, opened
@@ -67,8 +68,11 @@ async def test_a_prompt_of_tokens_that_fills_the_context_is_told_as_such(bus: Bu
 def test_a_line_that_differs_in_each_conversation_is_left_out() -> None:
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.7d5; cc_entrypoint=sdk-cli;"}
     body = {"system": [billing, {"type": "text", "text": "You mend code."}], "messages": [USER]}
-    assert chat(body, TokenHistory())["messages"] == [{"role": "system", "content": "You mend code."}, USER]
-    assert chat({"system": [billing], "messages": [USER]}, TokenHistory())["messages"] == [USER]
+    assert chat(body, TokenHistory(), MessagesTools(()))["messages"] == [
+        {"role": "system", "content": "You mend code."},
+        USER,
+    ]
+    assert chat({"system": [billing], "messages": [USER]}, TokenHistory(), MessagesTools(()))["messages"] == [USER]
 
 
 @pytest.mark.parametrize(

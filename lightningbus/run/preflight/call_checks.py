@@ -64,7 +64,7 @@ async def _check_node(engine: Engine, node: InferenceSettings, calls: Sequence[M
         refusal = await anext(find_refusals(engine, bare), None)
     if refusal is not None:
         raise UnfitCallError(refusal)
-    async for sentence in find_unread(template, calls, thinks=node.reasoning_parser is not None):
+    async for sentence in find_unread(template, calls, thinks="reasoning" in list_parsers(node)):
         yield f"{node.model_path}: {sentence}"
     model = str(calls[0].body["model"])
     if lacks_parser:
@@ -154,11 +154,12 @@ async def _find_unread_thoughts(template: ChatTemplate, chat: dict[str, Any]) ->
         result = {"role": "tool", "tool_call_id": call["id"], "content": "Done."}
         turns["a tool's result"] = [{**THOUGHT, "content": "", "tool_calls": [call]}, result]
     for words, turn in turns.items():
-        longer = {**chat, "messages": [*chat["messages"], *turn], "continue_final_message": False}
-        thoughts = [part for part in list_parts(longer) if _is_thought_of(part, len(chat["messages"]))]
-        for part in thoughts:
+        for later, added in {"": turn, ", once another turn follows": [*turn, *turn]}.items():
+            longer = {**chat, "messages": [*chat["messages"], *added], "continue_final_message": False}
+            (part,) = (part for part in list_parts(longer) if _is_thought_of(part, len(chat["messages"])))
             if await template.is_unread(longer, part):
-                yield f"the model's thoughts before {words}"
+                yield f"the model's thoughts before {words}{later}"
+                break
 
 
 def _is_thought_of(part: ChatPart, index: int) -> bool:

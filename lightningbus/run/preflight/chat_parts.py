@@ -13,6 +13,15 @@ from lightningbus.runners.protocol.message_parts import is_image
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 Path = tuple[str | int, ...]
+MAPS = ("$defs", "definitions", "patternProperties", "properties")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+SCHEMAS = ("additionalProperties", "items")
+"""Keywords that have schemas by name, as a list, and as one."""
+TYPES = ("boolean", "integer", "number", "string")
+"""Types of values without parts."""
+UNTOLD = ("$comment", "$id", "$schema", "examples", "title")
+"""Keywords that say nothing which a caller has to know."""
+OTHERS = frozenset({*MAPS, *LISTS, *SCHEMAS, *UNTOLD, "description", "enum", "required"})
 Edit = Callable[[Any, str], Any]
 """Takes the value of a part and a mark; returns the value with the mark in it."""
 
@@ -62,29 +71,44 @@ def _tool_parts(function: dict[str, Any], path: Path) -> Iterator[ChatPart]:
     yield ChatPart(name, (*fields, "name"), _append, path, str(function.get("name")))
     if function.get("description"):
         yield ChatPart(f"the description of {name}", (*fields, "description"), _append)
-    yield from _schema_parts(function.get("parameters"), (*fields, "parameters"), f"the parameters of {name}")
+    yield from _schema_parts(function.get("parameters"), (*fields, "parameters"), f"the parameters of {name}", name)
 
 
-def _schema_parts(schema: Any, path: Path, words: str) -> Iterator[ChatPart]:
-    """Yield what a schema says at any depth: its properties, their descriptions and their values."""
+def _schema_parts(schema: Any, path: Path, words: str, tool: str) -> Iterator[ChatPart]:
+    """Yield what a schema says at any depth: properties, definitions, alternatives, descriptions and keywords.
+
+    A keyword is one part for each tool: a template that leaves it out does so everywhere.
+    """
     if not isinstance(schema, dict):
         return
-    properties = schema.get("properties")
-    if isinstance(properties, dict) and properties:
-        yield ChatPart(words, (*path, "properties"), _add_property, path)
-        for name, inner in properties.items():
-            yield from _property_parts(inner, (*path, "properties", name), f"{name!r} in {words}")
-    yield from _schema_parts(schema.get("items"), (*path, "items"), f"the items of {words}")
+    for keyword, value in schema.items():
+        at, of_keyword = (*path, keyword), f"the keyword {keyword!r} in {tool}"
+        if keyword in MAPS and isinstance(value, dict) and value:
+            is_main = keyword == "properties"
+            members = words if is_main else f"{keyword!r} of {words}"
+            yield ChatPart(members, at, _add_property, path if is_main else at)
+            for name, inner in value.items():
+                yield from _property_parts(inner, (*at, name), f"{name!r} in {members}", tool)
+        elif keyword in LISTS and isinstance(value, list) and value:
+            yield ChatPart(f"{keyword!r} of {words}", at, _add_alternative, at)
+            for number, inner in enumerate(value):
+                yield from _property_parts(inner, (*at, number), f"alternative {number + 1} of {words}", tool)
+        elif keyword in SCHEMAS and isinstance(value, dict):
+            yield from _property_parts(value, at, f"the items of {words}", tool)
+        elif keyword == "required" and isinstance(value, list) and value:
+            yield ChatPart(of_keyword, at, _exchange_required)
+        elif value in TYPES if keyword == "type" else keyword not in OTHERS:
+            yield ChatPart(of_keyword, at, _replace_value)
 
 
-def _property_parts(schema: Any, path: Path, words: str) -> Iterator[ChatPart]:
+def _property_parts(schema: Any, path: Path, words: str, tool: str) -> Iterator[ChatPart]:
     if not isinstance(schema, dict):
         return
     if isinstance(schema.get("description"), str) and schema["description"]:
         yield ChatPart(f"the description of {words}", (*path, "description"), _append)
-    if isinstance(schema.get("enum"), list) and all(isinstance(value, str) for value in schema["enum"]):
+    if isinstance(schema.get("enum"), list):
         yield ChatPart(f"the values of {words}", (*path, "enum"), lambda values, mark: [*values, mark])
-    yield from _schema_parts(schema, path, words)
+    yield from _schema_parts(schema, path, words, tool)
 
 
 def _message_parts(message: dict[str, Any], index: int) -> Iterator[ChatPart]:
@@ -121,6 +145,19 @@ def _replace_image(part: dict[str, Any], mark: str) -> dict[str, Any]:
 
 def _add_property(properties: dict[str, Any], mark: str) -> dict[str, Any]:
     return {**properties, mark: {"type": "string", "description": mark}}
+
+
+def _add_alternative(schemas: list[Any], mark: str) -> list[Any]:
+    return [*schemas, {"type": "string", "description": mark}]
+
+
+def _exchange_required(names: list[Any], mark: str) -> list[Any]:
+    """Name a property that is not there in place of the first: a template may mark properties as required."""
+    return [*names[1:], mark]
+
+
+def _replace_value(value: Any, mark: str) -> str:
+    return mark
 
 
 def _add_argument(arguments: Any, mark: str) -> str:

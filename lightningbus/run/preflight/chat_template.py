@@ -51,10 +51,13 @@ class ChatTemplate:
         rendered = await self.render(marked)
         text = rendered.text if rendered is not None else ""
         lost: list[tuple[str | int, ...]] = []
+        named: set[str] = set()
         for part, mark in zip(parts, marks, strict=True):
-            if mark in text or any(part.path[: len(whole)] == whole for whole in lost):
+            is_lost = part.words in named or any(part.path[: len(whole)] == whole for whole in lost)
+            if mark in text or is_lost:
                 continue
             if await self.is_unread(chat, part, mark):
+                named.add(part.words)
                 if part.whole:
                     lost.append(part.whole)
                 yield part

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from lightningbus.runners.protocol.dialects.anthropic_request import chat
+from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
 from lightningbus.runners.protocol.dialects.base import input_of, sse_event
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.thoughts import seal
@@ -33,10 +34,11 @@ class AnthropicDialect:
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
         self._model = body.get("model")
-        self.call = ChatRequest.parse(chat(body, history), chat=True)
-        tools = body.get("tools") or ()
-        self._eager = frozenset(str(tool.get("name")) for tool in tools if tool.get("eager_input_streaming"))
-        self.left_out: tuple[str, ...] = ()
+        tools = MessagesTools(body.get("tools"))
+        self.call = ChatRequest.parse(chat(body, history, tools), chat=True)
+        listed = body.get("tools") or ()
+        self._eager = frozenset(str(tool.get("name")) for tool in listed if tool.get("eager_input_streaming"))
+        self.left_out = tuple(dict.fromkeys(tools.left_out))
         self.tells_full_context_in_stream = False
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:

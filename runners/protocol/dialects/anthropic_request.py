@@ -4,7 +4,8 @@ Source: https://docs.anthropic.com/en/api/messages.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, ClassVar
 
 from lightningbus.runners.protocol.dialects.anthropic_tools import MessagesTools
@@ -37,15 +38,17 @@ class UnsupportedThreadError(ValueError):
     details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def chat(body: dict[str, Any], history: TokenHistory) -> dict[str, Any]:
-    """Convert a request to a chat; raise ValueError with a sentence for the agent."""
+def chat(body: dict[str, Any], history: TokenHistory, tools: MessagesTools) -> dict[str, Any]:
+    """Convert a request with these tools to a chat; raise ValueError with a sentence for the agent.
+
+    Names what it leaves out in the tools' ``left_out``.
+    """
     if not isinstance(body.get("messages"), list):
         raise ValueError("the request has no list of messages")
     if body.get("thread"):
         raise UnsupportedThreadError(f"thread {MESSAGES.refused['thread'].reason}")
     MESSAGES.check_refused(body)
     request = {name: value for name, value in body.items() if name not in MESSAGES.names and value is not None}
-    tools = MessagesTools(body.get("tools"))
     request |= {"messages": _messages(body, history, tools), "stream": body.get("stream") or False}
     request["stream_options"] = {"include_usage": True}
     request["return_token_ids"] = True  # the beginning of a stream has the length of the prompt
@@ -89,7 +92,7 @@ def _messages(body: dict[str, Any], history: TokenHistory, tools: MessagesTools)
             messages.append({"role": message["role"], "content": content})
         elif isinstance(content, list) and all(isinstance(block, dict) for block in content):
             messages += (
-                _assistant_messages(content, history)
+                _assistant_messages(content, history, tools)
                 if message["role"] == "assistant"
                 else _user_messages(message["role"], content, tools)
             )
@@ -98,7 +101,9 @@ def _messages(body: dict[str, Any], history: TokenHistory, tools: MessagesTools)
     return messages
 
 
-def _assistant_messages(blocks: list[dict[str, Any]], history: TokenHistory) -> Iterator[dict[str, Any]]:
+def _assistant_messages(
+    blocks: list[dict[str, Any]], history: TokenHistory, tools: MessagesTools
+) -> Iterator[dict[str, Any]]:
     """Convert the model's earlier output: thoughts, text and calls in one message."""
     texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
     for block in blocks:
@@ -109,13 +114,16 @@ def _assistant_messages(blocks: list[dict[str, Any]], history: TokenHistory) -> 
             texts.append(str(block.get("content") or ""))
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or unseal(block.get("signature"))))
+            tools.left_out += [] if thoughts[-1] else [kind]
         elif kind == "tool_use":
             value, id = block.get("input") or {}, block.get("id")
             sampled = history.sampled_arguments(id, value, input_of)
             arguments = json.dumps(value, ensure_ascii=False) if sampled is None else sampled
             function = {"name": block.get("name"), "arguments": arguments}
             calls.append({"id": id, "type": "function", "function": function})
-        elif kind not in OF_VENDOR:
+        elif kind in OF_VENDOR:
+            tools.left_out.append(kind)
+        else:
             raise ValueError(f"a block of type {kind!r} is not known here; send text and tool uses")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
     if thoughts:
@@ -133,33 +141,37 @@ def _user_messages(role: str, blocks: list[dict[str, Any]], tools: MessagesTools
         if kind == "tool_result":
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, tools)}
         else:
-            parts.append(_part(block))
+            parts += _parts(block)
     if parts:
         yield {"role": role, "content": join_parts(parts)}
 
 
-def _part(block: dict[str, Any]) -> dict[str, Any]:
+def _parts(block: dict[str, Any]) -> list[dict[str, Any]]:
     """Convert a block of a user's message or of a tool's result."""
     kind = block.get("type")
     if kind == "text":
-        return text_part(block.get("text"))
+        return [text_part(block.get("text"))]
     if kind == "image":
-        return image_part(_image(block.get("source") or {}))
+        return [image_part(_image(block.get("source") or {}))]
     if kind == "document":
         return _document(block)
     if kind == "search_result":
         texts = [str(part.get("text") or "") for part in block.get("content") or ()]
-        return text_part("\n".join(filter(None, (block.get("title"), block.get("source"), *texts))))
+        return [text_part("\n".join(filter(None, (block.get("title"), block.get("source"), *texts))))]
     raise ValueError(f"a block of type {kind!r} is not known here; send text, images, documents and tool results")
 
 
-def _document(block: dict[str, Any]) -> dict[str, Any]:
-    """Convert a document: its text where it has one, else a note in its place."""
+def _document(block: dict[str, Any]) -> list[dict[str, Any]]:
+    """Convert a document: its title and context, then its content, or a note in place of content that is no text."""
     source = block.get("source") or {}
     content = source.get("data") if source.get("type") == "text" else source.get("content")
+    title, context = block.get("title"), block.get("context")
+    heads = [text_part(text) for text in (title, context) if text]
+    if isinstance(content, str):
+        return [*heads, text_part(content)]
     if isinstance(content, list):
-        content = join_parts([_part(part) for part in content])
-    return text_part(content) if isinstance(content, str) else left_out_part("document", block.get("title"))
+        return [*heads, *chain.from_iterable(map(_parts, content))]
+    return [left_out_part("document", title), *([text_part(context)] if context else ())]
 
 
 def _system_text(block: dict[str, Any]) -> str:
@@ -179,7 +191,7 @@ def _is_billing(text: str) -> bool:
 def _result(block: dict[str, Any], tools: MessagesTools) -> Any:
     """Convert a tool's result; a failure is marked in the text."""
     content = block.get("content")
-    result = content if isinstance(content, str) else join_parts([_result_part(part, tools) for part in content or ()])
+    result = content if isinstance(content, str) else join_parts(list(_result_parts(content or (), tools)))
     if not block.get("is_error"):
         return result
     if isinstance(result, str):
@@ -187,11 +199,15 @@ def _result(block: dict[str, Any], tools: MessagesTools) -> Any:
     return [text_part("Error: "), *result]
 
 
-def _result_part(part: dict[str, Any], tools: MessagesTools) -> dict[str, Any]:
-    kind = part.get("type")
-    if kind == "tool_reference":
-        return text_part(tools.describe(str(part.get("tool_name"))))
-    return left_out_part("browser state") if kind == "browser_state" else _part(part)
+def _result_parts(parts: Iterable[dict[str, Any]], tools: MessagesTools) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        kind = part.get("type")
+        if kind == "tool_reference":
+            yield text_part(tools.describe(str(part.get("tool_name"))))
+        elif kind == "browser_state":
+            yield left_out_part("browser state")
+        else:
+            yield from _parts(part)
 
 
 def _image(source: dict[str, Any]) -> str:

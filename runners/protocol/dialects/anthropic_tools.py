@@ -57,6 +57,8 @@ class MessagesTools:
         """Convert tools; raise ValueError with a sentence for the agent."""
         self._functions: dict[str, dict[str, Any]] = {}
         self._deferred: set[str] = set()
+        self.left_out: list[str] = []
+        """Types of content in the conversation that the model does not get."""
         for tool in tools or ():
             function = _to_function(tool)
             name = str(function["name"])

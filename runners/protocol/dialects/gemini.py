@@ -6,6 +6,7 @@ Source: https://ai.google.dev/api/generate-content.
 from typing import Any
 
 from lightningbus.runners.protocol.dialects.base import input_of, sse_event
+from lightningbus.runners.protocol.dialects.gemini_contents import Conversation
 from lightningbus.runners.protocol.dialects.gemini_request import chat, shows_thoughts
 from lightningbus.runners.protocol.dialects.gemini_signature import sign
 from lightningbus.runners.protocol.json_text import encode_json
@@ -28,9 +29,10 @@ class GeminiDialect:
         """Parse a request; raise ValueError with a sentence for the agent."""
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
-        self.call = ChatRequest.parse(chat(body, history, stream), chat=True)
+        conversation = Conversation(history)
+        self.call = ChatRequest.parse(chat(body, conversation, stream), chat=True)
         self._model, self._shows_thoughts = str(self.call.body["model"]), shows_thoughts(body)
-        self.left_out: tuple[str, ...] = ()
+        self.left_out = tuple(dict.fromkeys(conversation.left_out))
         self.tells_full_context_in_stream = False
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Conversation:
 
     def __init__(self, history: TokenHistory) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+        """Kinds of parts that the model does not get."""
         self._history = history
         self._open_calls: list[tuple[str, str]] = []
         """Id and name of each call of the last answer that has no result yet."""
@@ -71,7 +73,9 @@ class Conversation:
                 message.setdefault("tool_calls", []).append(self._call(part["functionCall"]))
             elif "text" in part:
                 message["content"] = (message["content"] or "") + str(part["text"])
-            elif "thoughtSignature" not in part and not part.keys() & VENDOR_PARTS:
+            elif of_vendor := sorted(part.keys() & VENDOR_PARTS):
+                self.left_out += of_vendor
+            elif "thoughtSignature" not in part:
                 raise ValueError("a part of the model has text or a functionCall")
         if thought := self._sealed or self._visible:
             message["reasoning"] = thought

@@ -16,7 +16,6 @@ from lightningbus.runners.protocol.dialects.gemini_fields import (
 )
 from lightningbus.runners.protocol.dialects.gemini_schema import to_json_schema
 from lightningbus.runners.protocol.dialects.gemini_tools import choose_tools
-from lightningbus.runners.protocol.token_history import TokenHistory
 
 SAMPLING = {
     "candidateCount": "n", "frequencyPenalty": "frequency_penalty", "maxOutputTokens": "max_tokens",
@@ -31,14 +30,16 @@ LEVELS = {
 JSON, ENUM, TEXT = "application/json", "text/x.enum", "text/plain"
 
 
-def chat(body: dict[str, Any], history: TokenHistory, stream: bool) -> dict[str, Any]:
-    """Convert a request to a chat; raise ValueError with a sentence for the agent."""
+def chat(body: dict[str, Any], conversation: Conversation, stream: bool) -> dict[str, Any]:
+    """Convert a request to a chat, its contents by a new conversation.
+
+    Raises ValueError with a sentence for the agent.
+    """
     fields = read_fields(body)
     GEMINI.check_refused(fields)
     config = read_object(fields.get("generationConfig"), GENERATION_CONFIG)
     if not (contents := read_list(fields.get("contents"))):
         raise ValueError("the request has no contents")
-    conversation = Conversation(history)
     for content in contents:
         conversation.add(content)
     system = system_text(fields.get("systemInstruction"))

@@ -117,6 +117,8 @@ class _Conversation:
             thought = text_of(item.get("content")) or sealed or text_of(item.get("summary"))
             if thought:
                 self._begin_answer()["reasoning"] = thought
+            elif item.get("encrypted_content"):
+                self._tools.left_out.append(kind)
         elif kind == "item_reference":
             self._add_earlier(item.get("id"))
         elif kind in OF_VENDOR:

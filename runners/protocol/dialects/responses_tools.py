@@ -54,8 +54,11 @@ class ResponsesTools:
         if not isinstance(kind, str):
             raise ValueError("a tool is an object with a type: function, custom or namespace")
         if kind == "namespace" and not namespace:
+            number = len(self.functions)
             for inner in tool.get("tools") or ():
                 self._add(inner, str(tool.get("name") or ""))
+            if self.functions[number:] and tool.get("description"):
+                _describe_namespace(self.functions[number]["function"], tool)
         elif kind in DESCRIBERS:
             name = ToolName(_name_of(tool), namespace, kind)
             function = DESCRIBERS[kind](tool)
@@ -90,9 +93,11 @@ class ResponsesTools:
 
         Raises ValueError with a sentence for the agent.
         """
+        kind = choice.get("type") if isinstance(choice, dict) else choice
+        if not self.functions and (kind == "required" or kind in DESCRIBERS):
+            raise ValueError(f"tool_choice {kind!r} asks for a call, and none of the request's tools runs here")
         if not isinstance(choice, dict):
             return choice, self.functions
-        kind = choice.get("type")
         if kind == "allowed_tools":
             allowed = set(self._allowed(choice.get("tools") or ()))
             functions = [function for function in self.functions if function["function"]["name"] in allowed]
@@ -131,6 +136,12 @@ def _name_of(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool; one that the agent runs is named by its type."""
     kind = tool.get("type")
     return str((kind if kind in CLIENT_TOOLS else tool.get("name")) or "")
+
+
+def _describe_namespace(function: dict[str, Any], namespace: Mapping[str, Any]) -> None:
+    """Put what is said of a namespace before the description of its first function."""
+    said = f"Of the tools of {namespace.get('name')}: {namespace['description']}"
+    function["description"] = "\n\n".join(filter(None, (said, function.get("description"))))
 
 
 def _pick(tool: dict[str, Any]) -> dict[str, Any]:
