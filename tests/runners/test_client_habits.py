@@ -206,8 +206,8 @@ def test_fields_of_a_message_that_no_model_reads_are_left_out_and_told_once(capl
     parser = CallParser(["judge"], (), {})
     for _ in range(2):
         assert messages_by(parser) == [QUESTION, {"role": "assistant", "content": "yes"}, QUESTION]
-    told = "requests have 'messages.{}', which no model here reads: it is left out"
-    assert [record.message for record in caplog.records] == list(map(told.format, ("thinking_blocks", "timestamp")))
+    sentence = "requests have 'messages.{}', which no model here reads: it is left out"
+    assert [record.message for record in caplog.records] == list(map(sentence.format, ("thinking_blocks", "timestamp")))
 
 
 @pytest.mark.parametrize(
@@ -296,20 +296,23 @@ def document(source: Any, **more: Any) -> Any:
 
 
 def test_a_document_is_read_with_its_title_and_context() -> None:
-    text, said = {"type": "text", "media_type": "text/plain", "data": "Rain."}, {"title": "July", "context": "In Oslo."}
+    text, heads = (
+        {"type": "text", "media_type": "text/plain", "data": "Rain."},
+        {"title": "July", "context": "In Oslo."},
+    )
     assert document(text) == "Rain."
-    assert document(text, **said) == "July\nIn Oslo.\nRain."
+    assert document(text, **heads) == "July\nIn Oslo.\nRain."
     picture = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
     content = {"type": "content", "content": [{"type": "text", "text": "Rain."}, picture]}
-    assert [part.get("text") for part in document(content, **said)] == ["July", "In Oslo.", "Rain.", None]
+    assert [part.get("text") for part in document(content, **heads)] == ["July", "In Oslo.", "Rain.", None]
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
-    assert document(pdf, **said) == "[document July left out: this model reads text only]\nIn Oslo."
+    assert document(pdf, **heads) == "[document July left out: this model reads text only]\nIn Oslo."
 
 
-def test_what_is_said_of_a_namespace_is_read() -> None:
+def test_the_description_of_a_namespace_is_read() -> None:
     parameters = {"type": "object", "properties": {}}
     inner = [{"type": "function", "name": name, "description": f"{name}s", "parameters": parameters} for name in "ab"]
     tools = [{"type": "namespace", "name": "crm", "description": "Ask first.", "tools": inner}]
     body = APIS["responses"].parse({"model": "policy", "input": "x", "tools": tools}, TokenHistory()).call.body
-    said = [tool["function"]["description"] for tool in body["tools"]]
-    assert said == ["Of the tools of crm: Ask first.\n\nas", "bs"]
+    descriptions = [tool["function"]["description"] for tool in body["tools"]]
+    assert descriptions == ["Of the tools of crm: Ask first.\n\nas", "bs"]

@@ -139,9 +139,9 @@ def _name_of(tool: Mapping[str, Any]) -> str:
 
 
 def _describe_namespace(function: dict[str, Any], namespace: Mapping[str, Any]) -> None:
-    """Put what is said of a namespace before the description of its first function."""
-    said = f"Of the tools of {namespace.get('name')}: {namespace['description']}"
-    function["description"] = "\n\n".join(filter(None, (said, function.get("description"))))
+    """Put the description of a namespace before that of its first function."""
+    description = f"Of the tools of {namespace.get('name')}: {namespace['description']}"
+    function["description"] = "\n\n".join(filter(None, (description, function.get("description"))))
 
 
 def _pick(tool: dict[str, Any]) -> dict[str, Any]:
