@@ -34,11 +34,16 @@ async def send(bus: Bus, batch: SpanBatch, msg_id: str) -> None:
 
 
 async def drained(bus: Bus) -> None:
-    """Wait until the store has acknowledged everything: only then is a row in all views of its table."""
+    """Wait until the store has acknowledged everything: only then is a row in all views of its table.
+
+    What is pending of a durable lags behind what its stream has stored.
+    """
     async with asyncio.timeout(HANG_SECONDS):
-        while (
-            info := await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
-        ).num_ack_pending or info.num_pending:
+        newest = (await bus.stream_state(subjects.TRAIN_ROLLOUTS)).last_seq
+        while True:
+            info = await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
+            if info.ack_floor is not None and (info.ack_floor.stream_seq or 0) >= newest:
+                return
             await asyncio.sleep(0.05)
 
 
