@@ -1,4 +1,4 @@
-"""``make bench-pretrained``: the examples that train a pretrained model, over seeds of the learner.
+"""``make bench-pretrained``: the demo and the examples that train a pretrained model, over seeds.
 
 Each run is written into its example's results at once, so that a benchmark that was stopped goes on. The picture of an
 example is of seed 0.
@@ -7,6 +7,7 @@ example is of seed 0.
 import argparse
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,38 +24,72 @@ CONFIG = "seed.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example's folder, the target of its Makefile, and the files of its run, of its figures and of its curve."""
+    """A folder with a Makefile whose ``target`` trains by a run file, and leaves figures and a picture there."""
 
     name: str
     target: str
     config: str
     results: str
-    picture: str
+    picture_name: str
 
     @property
     def directory(self) -> Path:
         """The example's folder."""
         return ROOT / "examples" / self.name
 
+    @property
+    def figures(self) -> Path:
+        """The figures of all seeds."""
+        return self.directory / self.results
 
-def _train(name: str) -> Example:
-    return Example(name, "train", "small.yaml", "results.json", "reward.png")
+    @property
+    def picture(self) -> Path:
+        """The rewards of seed 0 over weight versions."""
+        return self.directory / self.picture_name
+
+    def train(self, seed: int) -> dict[str, Any]:
+        """Train with a seed; return the figures of the run."""
+        config = yaml.safe_load((self.directory / self.config).read_text())
+        config["learner"]["seed"] = seed
+        path = self.directory / CONFIG
+        path.write_text(yaml.safe_dump(config))
+        try:
+            _call("make", "-C", str(self.directory), self.target, f"CONFIG={CONFIG}")
+        finally:
+            path.unlink()
+        return dict(json.loads(self.figures.read_text()))
 
 
-def _smollm2(name: str) -> Example:
-    return Example(name, "smollm2", "smollm2.yaml", "smollm2.json", "smollm2.png")
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The job of ``lightningbus demo``."""
+
+    name: str = "demo"
+    figures: Path = ROOT / "experiments" / "results" / "demo.json"
+    picture: Path = ROOT / "docs" / "reward.png"
+
+    def train(self, seed: int) -> dict[str, Any]:
+        """Train with a seed; return the figures of the run."""
+        runs = ROOT / "runs" / "bench-pretrained"
+        _call(sys.executable, "-m", "lightningbus", "demo", "--seed", str(seed), "--runs", str(runs))
+        shutil.copy(runs / "demo" / "reward.png", self.picture)
+        return dict(json.loads((runs / "demo" / "results.json").read_text()))
 
 
-EXAMPLES = {
-    each.name: each
-    for each in (
-        _train("reasoning_gym"),
-        _smollm2("math_tools"),
-        _smollm2("text_to_sql"),
-        _smollm2("retrieval_qa"),
-        _train("textarena"),
-        _train("coding_agent"),
-    )
+def _call(*command: str) -> None:
+    subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
+
+
+_TRAIN = ("train", "small.yaml", "results.json", "reward.png")
+_SMOLLM2 = ("smollm2", "smollm2.yaml", "smollm2.json", "smollm2.png")
+EXAMPLES: dict[str, Demo | Example] = {
+    "demo": Demo(),
+    "reasoning_gym": Example("reasoning_gym", *_TRAIN),
+    "math_tools": Example("math_tools", *_SMOLLM2),
+    "text_to_sql": Example("text_to_sql", *_SMOLLM2),
+    "retrieval_qa": Example("retrieval_qa", *_SMOLLM2),
+    "textarena": Example("textarena", *_TRAIN),
+    "coding_agent": Example("coding_agent", *_TRAIN),
 }
 
 
@@ -89,35 +124,26 @@ def is_since(commit: str, oldest: str) -> bool:
     return bool(commit) and done.returncode == 0
 
 
-def train(example: Example, seed: int) -> dict[str, Any]:
-    """Train an example with a seed by its own Makefile; return the figures of the run."""
-    picture = example.directory / example.picture
-    earlier = picture.read_bytes() if picture.exists() else b""
-    config = yaml.safe_load((example.directory / example.config).read_text())
-    config["learner"]["seed"] = seed
-    path = example.directory / CONFIG
-    path.write_text(yaml.safe_dump(config))
+def train(example: Demo | Example, seed: int) -> dict[str, Any]:
+    """Train an example with a seed; only seed 0 leaves its picture."""
+    picture = example.picture.read_bytes() if seed and example.picture.exists() else b""
     try:
-        command = ["make", "-C", str(example.directory), example.target, f"CONFIG={CONFIG}"]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        return dict(json.loads((example.directory / example.results).read_text()))
+        return example.train(seed)
     finally:
-        path.unlink()
-        if seed and earlier:
-            picture.write_bytes(earlier)
+        if picture:
+            example.picture.write_bytes(picture)
 
 
-def read(example: Example) -> list[dict[str, Any]]:
+def read(example: Demo | Example) -> list[dict[str, Any]]:
     """Read the figures of earlier runs; one that was made without this benchmark names no seed, and does not count."""
-    path = example.directory / example.results
-    known = json.loads(path.read_text()) if path.exists() else []
+    known = json.loads(example.figures.read_text()) if example.figures.exists() else []
     return known if isinstance(known, list) else []
 
 
-def write(example: Example, results: Iterable[dict[str, Any]]) -> None:
+def write(example: Demo | Example, results: Iterable[dict[str, Any]]) -> None:
     """Write the figures of all seeds."""
     text = json.dumps(sorted(results, key=lambda each: each["seed"]), indent=1)
-    (example.directory / example.results).write_text(text + "\n")
+    example.figures.write_text(text + "\n")
 
 
 def describe(results: Sequence[dict[str, Any]]) -> str:

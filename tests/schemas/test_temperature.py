@@ -41,5 +41,15 @@ def test_a_few_tokens_far_from_the_others_prove_nothing(num_far: int) -> None:
     assert find_temperature_error(errors, logprobs, np.arange(len(logprobs), dtype=np.uint32) // num_far) == 0.0
 
 
+@pytest.mark.parametrize(("shares", "is_fault"), [(1.6, False), (4.0, True)])
+def test_errors_that_are_large_beside_the_spread_scale_log_probabilities_too(shares: float, is_fault: bool) -> None:
+    """A right Gemma-4 of random weights shrinks by 1.6 shares of the variance of its errors in bfloat16."""
+    random = np.random.default_rng(0)
+    logprobs, errors = random.normal(-3, 1.2, 4000), random.normal(0, 0.1, 4000)
+    scaled = errors - shares * (errors.var() / logprobs.var()) * logprobs
+    share = find_temperature_error(scaled, logprobs, random.integers(0, 300, 4000).astype(np.uint32))
+    assert (share != 0) == is_fault
+
+
 def test_equal_log_probabilities_have_no_slope() -> None:
     assert find_temperature_error(np.ones(4), np.zeros(4), np.arange(4, dtype=np.uint32)) == 0.0
