@@ -16,11 +16,8 @@ def bypass_loopback(environment: Mapping[str, str], *hosts: str) -> dict[str, st
     if not any(name.lower() in PROXIES and value for name, value in environment.items()):
         return {}
     lists = [[entry.strip() for entry in environment.get(name, "").split(",") if entry.strip()] for name in EXCEPTIONS]
-    both = (
-        lists[0] or lists[1],
-        lists[1] or lists[0],
-    )  # Where both are set, each library keeps the list that it reads.
-    return {name: _join((*listed, *HOSTS, *hosts)) for name, listed in zip(EXCEPTIONS, both, strict=True)}
+    kept = (lists[0] or lists[1], lists[1] or lists[0])  # Where both are set, a library keeps the one that it reads.
+    return {name: _join((*listed, *HOSTS, *hosts)) for name, listed in zip(EXCEPTIONS, kept, strict=True)}
 
 
 def _join(entries: Iterable[str]) -> str:

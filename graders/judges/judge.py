@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 RETRY_POLICY = RetryPolicy(0.5, 30.0)
 REFUSED_STATUS = frozenset({401, 403})
-"""Statuses of a refused key; once the key was accepted they are of something between, or of one question."""
+"""Statuses of a refused key. After one call was answered, a proxy or the question itself causes them."""
 RETRY_STATUS = frozenset({408, 425, 429})
 """Statuses after which a judge is asked again, as after every 5xx."""
 MAX_ERROR_CHARS = 300

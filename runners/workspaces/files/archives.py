@@ -23,7 +23,7 @@ HEADER_TYPES = frozenset(
     (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 )
 UNIX = 3
-"""System of a zip's file that has a type of Unix."""
+"""``create_system`` of a file in a zip whose mode is one of Unix."""
 ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 FAULTS_OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EILSEQ})
 """Errors of files whose names are too long, or are those of a file and of a directory."""

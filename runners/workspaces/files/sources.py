@@ -163,5 +163,5 @@ def check_git() -> None:
 
 
 def _last_line(text: str) -> str:
-    """Return the last thing that a program said; git puts lists on lines of their own, after a tab."""
+    """Return the last line that a program printed; a list of git, which stands on lines of its own, is part of it."""
     return (text.strip().replace("\n\t", " ").splitlines() or ["it said nothing"])[-1][:300]
