@@ -94,7 +94,7 @@ bench-policies: $(READY) ## two policies against one shared policy, and two play
 	$(MAKE) -C examples/text_to_sql env
 	$(BIN)/python -m experiments.policies $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
-bench-pretrained: $(READY) ## the examples that train SmolLM2-135M-Instruct, over seeds; hours; goes on where it was stopped; SINCE=commit makes older runs again
+bench-pretrained: $(READY) ## the demo and the examples that train SmolLM2-135M-Instruct, over seeds; hours; goes on where it was stopped; SINCE=commit makes older runs again
 	$(BIN)/python -m experiments.pretrained $(if $(SEEDS),--seeds $(SEEDS)) $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
 
 bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache_on_swap

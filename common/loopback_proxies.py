@@ -16,10 +16,10 @@ def bypass_loopback(environment: Mapping[str, str], *hosts: str) -> dict[str, st
     if not any(name.lower() in PROXIES and value for name, value in environment.items()):
         return {}
     lists = [[entry.strip() for entry in environment.get(name, "").split(",") if entry.strip()] for name in EXCEPTIONS]
-    kept = (lists[0] or lists[1], lists[1] or lists[0])  # Where both are set, a library keeps the one that it reads.
-    return {name: _join((*listed, *HOSTS, *hosts)) for name, listed in zip(EXCEPTIONS, kept, strict=True)}
+    filled = (lists[0] or lists[1], lists[1] or lists[0])  # Some libraries read the one name, some the other.
+    return {name: _join((*entries, *HOSTS, *hosts)) for name, entries in zip(EXCEPTIONS, filled, strict=True)}
 
 
 def _join(entries: Iterable[str]) -> str:
-    listed = dict.fromkeys(entries)
-    return "*" if "*" in listed else ",".join(listed)
+    unique = dict.fromkeys(entries)
+    return "*" if "*" in unique else ",".join(unique)

@@ -50,7 +50,7 @@ def build_each(path: Path, lines: Iterable[Line], build: Callable[[int, dict[str
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out the fields of records that are null: those of a column all have the fields that any of them has."""
+    """Leave out null fields of records: a column of a table gives all its records the same fields."""
     if isinstance(value, Mapping):
         has_own = isinstance(value, MapValue)
         return {name: _without_nulls(field) for name, field in value.items() if has_own or field is not None}

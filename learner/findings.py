@@ -69,9 +69,9 @@ def _has_no_gradient(metrics: Metrics) -> bool:
 
 
 def _lacks_tool_calls(metrics: Metrics) -> bool:
-    """Return whether nothing is learned, and no rollout of those that were offered tools called one."""
-    is_uncalled = metrics.get(OFFERED_TOOLS, 0.0) > 0 == metrics.get(CALLED_TOOL, 0.0)
-    return is_uncalled and (_has_equal_rewards(metrics) or _has_no_signal(metrics))
+    """Return whether nothing is learned, tools were offered, and no rollout called a tool."""
+    learns_nothing = _has_equal_rewards(metrics) or _has_no_signal(metrics)
+    return learns_nothing and metrics.get(OFFERED_TOOLS, 0.0) > 0 and metrics.get(CALLED_TOOL, 0.0) == 0
 
 
 def _learns_from_rewards(metrics: Metrics) -> bool:

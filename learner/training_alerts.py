@@ -28,7 +28,7 @@ class TrainingAlerts:
         self._compares_engines = PolicyAgreement(settings).has_bound
         self._recent: deque[Metrics] = deque(maxlen=NUM_TRAINING_STEPS)
         self._problems: dict[str, str] = {}
-        self._of_start: dict[str, str] = {}
+        self._start_alerts: dict[str, str] = {}
         self.sentences: dict[str, str] = {}
         """Sentences of the alerts that hold now, by cause."""
 
@@ -42,12 +42,12 @@ class TrainingAlerts:
 
     async def announce(self, rule: str, **values: object) -> None:
         """Publish an alert about the start, which lasts until the first step."""
-        self._of_start = {rule: self._word(describe(rule, **values))}
+        self._start_alerts = {rule: self._word(describe(rule, **values))}
         await self.update({})
 
     def add_step(self, metrics: Metrics) -> None:
         """Look at the metrics of a step that was made; `update` publishes the findings."""
-        self._of_start = {}
+        self._start_alerts = {}
         if not self._compares_engines:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(AGREEMENT)}
         self._recent.append(metrics)
@@ -57,7 +57,7 @@ class TrainingAlerts:
     async def update(self, streaks: Mapping[str, str]) -> None:
         """Publish changes; ``streaks`` are sentences about task sets that give nothing to train on, by set."""
         worded = {f"groups_rejected:{name}": self._word(sentence) for name, sentence in streaks.items()}
-        self.sentences = {**worded, **self._of_start, **self._problems}
+        self.sentences = {**worded, **self._start_alerts, **self._problems}
         try:
             await self._publisher.update({cause: Reason("learner", each) for cause, each in self.sentences.items()})
         except (BusError, NatsError) as error:

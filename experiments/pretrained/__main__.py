@@ -64,7 +64,6 @@ class Example:
 class Demo:
     """The job of ``lightningbus demo``."""
 
-    name: str = "demo"
     figures: Path = ROOT / "experiments" / "results" / "demo.json"
     picture: Path = ROOT / "docs" / "reward.png"
 

@@ -109,5 +109,5 @@ def read_reward(path: str, reply: Any) -> float:
         raise UnusableGradeError(f"{path} failed: {reply['error']}")
     value = reply["value"]
     if not isinstance(value, float) or not math.isfinite(value) or not is_usable(value):
-        raise UnusableGradeError(f"{path} gave {value}, which is no reward: return a finite number")
+        raise UnusableGradeError(f"{path} gave {value}, which is not a reward: return a finite number")
     return value

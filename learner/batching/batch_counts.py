@@ -43,7 +43,9 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
         counts[f"excluded/{OTHER_MODEL}"] += num_others
     counts["tokens/sampled"] += sum(call.num_tokens for call in calls)
     counts[OFFERED_TOOLS] += any(map(_offers_tools, own_calls))
-    counts[CALLED_TOOL] += any('"tool_calls": [{' in call.response for call in own_calls)  # as JSON: in no string
+    counts[CALLED_TOOL] += any(
+        '"tool_calls": [{' in call.response for call in own_calls
+    )  # quotes inside a string are escaped
     counts[REPEATING_CALLS] += sum(is_repeating(call.response_ids) for call in calls)
     if settings.credit.method in IGNORE_STEP_REWARDS:
         counts[IGNORED_REWARDS] += sum(reward != 0 for reward in rollout.rewards)

@@ -81,7 +81,7 @@ def skip_versions(version: int, newest: int) -> int:
 
 
 def count_given_up(version: int, continued: int) -> int:
-    """Count the steps given up by a learner whose checkpoint has ``version``, and which goes on from ``continued``."""
+    """Count the steps that a learner gives up: the inverse of `skip_versions`, which chose ``continued``."""
     return (continued - version) // 2
 
 

@@ -101,7 +101,7 @@ def build_chat(messages: Sequence[Message], tools: Sequence[Any] | None, templat
 
 
 def _refuse_left_out(messages: Sequence[Message], tools: Sequence[Any] | None, template: ChatTemplate) -> None:
-    """Raise ValueError for a message that others sent and that the template leaves out, as of a role it does not know.
+    """Raise ValueError for a message of another role than assistant that the template leaves out.
 
     A template may change what it writes, so a message that is not found is tried with a text that nothing changes.
     """

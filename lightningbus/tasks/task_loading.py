@@ -116,7 +116,7 @@ def _read_lines(path: Path) -> Iterator[str]:
 
 
 def open_lines(path: Path) -> TextIO:
-    """Open a file of lines, also packed by gzip, with or without the mark of UTF-8 that Windows puts first."""
+    """Open a text file of lines, compressed by gzip or not, with or without a byte order mark."""
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     return opened(path, "rt", encoding="utf-8-sig", newline="\n")  # no other line end: a text may contain those
 
@@ -182,7 +182,7 @@ def _check_id(id: str) -> None:
 
 
 def reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object from its fields; raise ValueError for one that stands there twice."""
+    """Build an object from its fields; raise ValueError for a repeated key."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

@@ -93,7 +93,7 @@ class ChatRequest:
             for name, value in message.items()
             if value and name not in CHAT_MESSAGE.names
         }
-        return replace(self, body={**self.body, "messages": list(map(_to_read, messages))}), frozenset(names)
+        return replace(self, body={**self.body, "messages": list(map(_leave_out_unread, messages))}), frozenset(names)
 
     @property
     def stream(self) -> bool:
@@ -202,8 +202,8 @@ class ChatRequest:
         return body
 
 
-def _to_read(message: Any) -> Any:
-    """Return a message as an engine reads it: without other fields, and with a refusal as text of its content."""
+def _leave_out_unread(message: Any) -> Any:
+    """Return a message with the fields that engines read alone; a refusal becomes text of the content."""
     if not isinstance(message, dict):
         return message
     read = {name: value for name, value in message.items() if name in CHAT_MESSAGE.honoured}

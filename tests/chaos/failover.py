@@ -18,7 +18,7 @@ STEPS, BOUND, GROUPS, SAMPLES = 16, 1, 2, 4
 STEPS_BEFORE, STEPS_OF_STANDBY = 4, 4
 BATCHES = "SELECT step, epoch FROM raw_training_steps GROUP BY step, epoch HAVING uniqExact(batch_sha256) > 1"
 SHOWN_TWICE = "SELECT step FROM training_steps GROUP BY step HAVING count() > 1"
-TOLD = "SELECT count() FROM alerts WHERE reason LIKE '%training goes back to step %' AND NOT resolved"
+GIVEN_UP_ALERTS = "SELECT count() FROM alerts WHERE reason LIKE '%training goes back to step %' AND NOT resolved"
 AGES = """
 SELECT step, epoch, rollout_id, toInt64(version) - 1 - toInt64(arrayJoin(mapKeys(version_tokens))) AS age
 FROM raw_training_rollouts FINAL WHERE trained AND NOT age BETWEEN 0 AND {bound:Int64}
@@ -77,7 +77,7 @@ def _key(checkpoints: Path) -> Path:
 async def _examine_steps(system: RunningSystem, verdict: Verdict) -> None:
     """Add to a verdict two batches of a step by one learner, a step shown twice, and tokens beyond the bound."""
     sql = system.sql()
-    if sql.query(TOLD).first_row != (1,):
+    if sql.query(GIVEN_UP_ALERTS).first_row != (1,):
         verdict.wrong.append("the learner that comes back does not say once that it gives up steps")
     verdict.wrong += [f"step {step} of epoch {epoch} has two batches" for step, epoch in sql.query(BATCHES).result_rows]
     verdict.duplicated += [f"step {step} is shown twice" for (step,) in sql.query(SHOWN_TWICE).result_rows]

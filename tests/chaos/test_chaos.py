@@ -31,7 +31,7 @@ SMALL = {
     "task_sets": (0, 0),
     "failover_back": (0, 0),
 }
-"""Kills and rollouts of the scenarios that differ from `make chaos` in nothing else."""
+"""Number of kills and of rollouts by scenario; `make chaos` runs the same scenarios with more."""
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ async def test_a_function_may_return_a_number_of_another_library() -> None:
     kinds = {"float32": 0.5, "int64": 1.0, "bool": 1.0, "array": 0.5, "decimal": 0.5, "list": None, "vector": None}
     grades = await grade(settings({"f": {"function": "scores:of_kind"}}, max_attempts=1), *kinds)
     assert [each.reward for each in grades] == [*kinds.values()]
-    assert "gave [0.5], which is no reward" in grades[-2].error
+    assert "gave [0.5], which is not a reward" in grades[-2].error
 
 
 async def test_a_function_that_cannot_be_loaded_ends_the_grader() -> None:

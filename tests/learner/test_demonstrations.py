@@ -336,7 +336,7 @@ def test_a_thought_has_both_of_its_names(name: str) -> None:
 
 
 def render_known(messages: Any, tools: Any, begins_answer: bool) -> str:
-    """Render as a template that leaves out what it does not know, and that writes what tools say as JSON."""
+    """Render as a template that drops messages of unknown roles, and writes results of tools as JSON."""
     known = [message for message in messages if message["role"] in ("system", "user", "assistant")]
     results = "".join(json.dumps(message["content"]) for message in messages if message["role"] == "tool")
     return results + render(known, tools, begins_answer)

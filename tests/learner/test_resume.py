@@ -17,7 +17,7 @@ from lightningbus.learner.checkpointing.journal import (
     StepRecord,
     TrainedGroup,
 )
-from lightningbus.learner.checkpointing.resume import Resumption, resume, skip_versions
+from lightningbus.learner.checkpointing.resume import Resumption, count_given_up, resume, skip_versions
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.stream_position import StreamMark
@@ -116,6 +116,7 @@ def test_where_steps_are_lost_the_difference_of_versions_is_never_less_than_the_
     newest = kept + num_lost
     sampled = min(sampled, newest)
     assert skip_versions(kept, newest) - sampled >= abs(sampled - kept) and skip_versions(kept, newest) > newest
+    assert count_given_up(kept, skip_versions(kept, newest)) == num_lost
 
 
 def test_tokens_of_versions_that_another_learner_made_are_within_the_bound_or_left_out() -> None:

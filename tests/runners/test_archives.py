@@ -149,13 +149,13 @@ def test_a_link_is_a_link_or_is_refused(tmp_path: Path, suffix: str) -> None:
             unpack(tmp_path, f"a.{suffix}", pack_link(suffix, name, target, *others))
 
 
-def test_a_zip_with_a_file_that_is_no_plain_one_is_refused(tmp_path: Path) -> None:
+def test_a_zip_with_a_file_that_is_not_regular_is_refused(tmp_path: Path) -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         pipe = zipfile.ZipInfo("pipe")
         pipe.create_system, pipe.external_attr = 3, (stat.S_IFIFO | 0o644) << 16
         archive.writestr(pipe, b"")
-    with pytest.raises(WorkspaceRefusedError, match="has a file that is no plain one: pipe"):
+    with pytest.raises(WorkspaceRefusedError, match="has a file that is not a regular one: pipe"):
         unpack(tmp_path, "a.zip", file.getvalue())
 
 

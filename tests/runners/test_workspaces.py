@@ -207,7 +207,7 @@ async def test_a_bad_workspace_costs_its_own_rollout_and_is_not_tried_again(
         ({"archive": "out.zip"}, "has a path that leads out: '../out'"),
         ({"archive": "calc/calc.py"}, "cannot be unpacked"),
         ({"directory": "linked"}, "has a link that leads out: link"),
-        ({"directory": "piped"}, "has a file that is no plain one: pipe"),
+        ({"directory": "piped"}, "has a file that is not a regular one: pipe"),
         ({"directory": "many"}, "has more than 20 files"),
         ({"directory": "way"}, "leads out of"),
         ({"directory": "calc", "archive": "out.tar"}, "names directory and archive"),

@@ -59,7 +59,7 @@ async def _check_node(engine: Engine, node: InferenceSettings, calls: Sequence[M
     tried = [await _adapt(template, call) for call in calls]
     refusal = await anext(find_refusals(engine, tried), None)
     lacks_parser = refusal is not None and PARSER_FLAG in refusal and "tool" not in list_parsers(node)
-    if lacks_parser:  # this refusal hides all other faults of the call
+    if lacks_parser:  # a refusal of all tools hides other faults
         bare = [ModelCall(call.path, {**call.body, "tool_choice": "none"}) if _offers(call) else call for call in tried]
         refusal = await anext(find_refusals(engine, bare), None)
     if refusal is not None:

@@ -13,15 +13,19 @@ from lightningbus.runners.protocol.message_parts import is_image
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 Path = tuple[str | int, ...]
-MAPS = ("$defs", "definitions", "patternProperties", "properties")
-LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-SCHEMAS = ("additionalProperties", "items")
-"""Keywords that have schemas by name, as a list, and as one."""
-TYPES = ("boolean", "integer", "number", "string")
-"""Types of values without parts."""
-UNTOLD = ("$comment", "$id", "$schema", "examples", "title")
-"""Keywords that say nothing which a caller has to know."""
-OTHERS = frozenset({*MAPS, *LISTS, *SCHEMAS, *UNTOLD, "description", "enum", "required"})
+SCHEMA_MAPS = ("$defs", "definitions", "patternProperties", "properties")
+"""Keywords whose value maps names to schemas."""
+SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""Keywords whose value is a list of schemas."""
+SUBSCHEMAS = ("additionalProperties", "items")
+"""Keywords whose value may be a schema."""
+SCALAR_TYPES = ("boolean", "integer", "number", "string")
+ANNOTATIONS = ("$comment", "$id", "$schema", "examples", "title")
+"""Keywords that a caller of the tool need not know."""
+SPECIAL_KEYWORDS = frozenset(
+    {*SCHEMA_MAPS, *SCHEMA_LISTS, *SUBSCHEMAS, *ANNOTATIONS, "description", "enum", "required"}
+)
+"""Keywords that `_schema_parts` and `_property_parts` handle by name, or leave out."""
 Edit = Callable[[Any, str], Any]
 """Takes the value of a part and a mark; returns the value with the mark in it."""
 
@@ -83,21 +87,21 @@ def _schema_parts(schema: Any, path: Path, words: str, tool: str) -> Iterator[Ch
         return
     for keyword, value in schema.items():
         at, of_keyword = (*path, keyword), f"the keyword {keyword!r} in {tool}"
-        if keyword in MAPS and isinstance(value, dict) and value:
+        if keyword in SCHEMA_MAPS and isinstance(value, dict) and value:
             is_main = keyword == "properties"
             members = words if is_main else f"{keyword!r} of {words}"
             yield ChatPart(members, at, _add_property, path if is_main else at)
             for name, inner in value.items():
                 yield from _property_parts(inner, (*at, name), f"{name!r} in {members}", tool)
-        elif keyword in LISTS and isinstance(value, list) and value:
+        elif keyword in SCHEMA_LISTS and isinstance(value, list) and value:
             yield ChatPart(f"{keyword!r} of {words}", at, _add_alternative, at)
             for number, inner in enumerate(value):
                 yield from _property_parts(inner, (*at, number), f"alternative {number + 1} of {words}", tool)
-        elif keyword in SCHEMAS and isinstance(value, dict):
+        elif keyword in SUBSCHEMAS and isinstance(value, dict):
             yield from _property_parts(value, at, f"the items of {words}", tool)
         elif keyword == "required" and isinstance(value, list) and value:
             yield ChatPart(of_keyword, at, _exchange_required)
-        elif value in TYPES if keyword == "type" else keyword not in OTHERS:
+        elif value in SCALAR_TYPES if keyword == "type" else keyword not in SPECIAL_KEYWORDS:
             yield ChatPart(of_keyword, at, _replace_value)
 
 

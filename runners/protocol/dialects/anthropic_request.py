@@ -113,8 +113,10 @@ def _assistant_messages(
         elif kind == "compaction":
             texts.append(str(block.get("content") or ""))
         elif kind == "thinking":
-            thoughts.append(str(block.get("thinking") or unseal(block.get("signature"))))
-            tools.left_out += [] if thoughts[-1] else [kind]
+            thought = str(block.get("thinking") or unseal(block.get("signature")))
+            thoughts.append(thought)
+            if not thought:
+                tools.left_out.append(kind)
         elif kind == "tool_use":
             value, id = block.get("input") or {}, block.get("id")
             sampled = history.sampled_arguments(id, value, input_of)
@@ -162,7 +164,7 @@ def _parts(block: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _document(block: dict[str, Any]) -> list[dict[str, Any]]:
-    """Convert a document: its title and context, then its content, or a note in place of content that is no text."""
+    """Convert a document: its title, its context and its text; a note takes the place of other content."""
     source = block.get("source") or {}
     content = source.get("data") if source.get("type") == "text" else source.get("content")
     title, context = block.get("title"), block.get("context")

@@ -139,7 +139,7 @@ def _name_of(tool: Mapping[str, Any]) -> str:
 
 
 def _describe_namespace(function: dict[str, Any], namespace: Mapping[str, Any]) -> None:
-    """Put the description of a namespace before that of its first function."""
+    """Begin the description of a namespace's first function with the description of the namespace."""
     description = f"Of the tools of {namespace.get('name')}: {namespace['description']}"
     function["description"] = "\n\n".join(filter(None, (description, function.get("description"))))
 

@@ -131,7 +131,7 @@ def _unpack_zip(archive: Path, target: Path, limits: SizeLimits) -> None:
                 continue
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise WorkspaceRefusedError(
-                    f"the archive {archive.name} has a file that is no plain one: {member.filename}"
+                    f"the archive {archive.name} has a file that is not a regular one: {member.filename}"
                 )
             path = Path(file.extract(member, target))
             if mode & 0o777 and path.is_file():

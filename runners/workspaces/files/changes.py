@@ -198,7 +198,7 @@ def _fits(path: Path) -> bool:
 
 
 def _is_readable(path: Path) -> bool:
-    """Return whether a file is a plain one that we may read; a pipe would keep its reader waiting."""
+    """Return whether a file is a regular one that we may read; a pipe would keep its reader waiting."""
     return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.R_OK, follow_symlinks=False)
 
 

@@ -22,7 +22,7 @@ GIT_ENVIRONMENT = {
 }
 """No setting of the system or a user changes what is checked out."""
 GIT_PLACE = "GIT_EXEC_PATH"
-"""The variable that says where git's own programs are."""
+"""Variable with the directory of git's own programs."""
 
 
 def find_source(path: str, sources: Sequence[Path]) -> Path:
@@ -86,7 +86,7 @@ def check_tree(directory: Path, limits: SizeLimits) -> None:
                     if leads_out(path, str(Path(entry.path).readlink())):
                         raise WorkspaceRefusedError(f"the workspace has a link that leads out: {path}")
                 elif not stat.S_ISREG(status.st_mode):
-                    raise WorkspaceRefusedError(f"the workspace has a file that is no plain one: {path}")
+                    raise WorkspaceRefusedError(f"the workspace has a file that is not a regular one: {path}")
 
 
 def _check_out(repository: Path, commit: str, target: Path) -> None:
@@ -99,11 +99,11 @@ def _check_out(repository: Path, commit: str, target: Path) -> None:
         id = resolved.stdout.strip()
         if resolved.returncode and resolved.stderr.strip():
             raise WorkspaceRefusedError(f"git cannot read the repository {repository}: {_last_line(resolved.stderr)}")
-        if resolved.returncode or not id.isalnum():  # `^HEAD` is what no commit is to be found from.
+        if resolved.returncode or not id.isalnum():  # `^HEAD` excludes a commit, and names none.
             raise WorkspaceRefusedError(f"the git repository {repository} has no commit {commit[:80]!r}")
-        names = _git(place, trust, "rev-parse", "--show-object-format").stdout.strip()
+        object_format = _git(place, trust, "rev-parse", "--show-object-format").stdout.strip()
         commands = [
-            ["init", "--quiet", "--initial-branch", "main", f"--object-format={names}"],
+            ["init", "--quiet", "--initial-branch", "main", f"--object-format={object_format}"],
             ["fetch", "--quiet", "--no-tags", "--depth", "1", place.as_uri(), id],
             ["checkout", "--quiet", "-B", "main", "FETCH_HEAD"],
         ]
@@ -163,5 +163,5 @@ def check_git() -> None:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that a program printed; a list of git, which stands on lines of its own, is part of it."""
+    """Return the last line that a program printed, joined with git's list of files below it."""
     return (text.strip().replace("\n\t", " ").splitlines() or ["it said nothing"])[-1][:300]
