@@ -22,6 +22,8 @@ FORCED_TOKENS = "tokens/forced"
 TRAINED_GROUPS, WITHOUT_SIGNAL = "groups/trained", "groups/without_signal"
 WITHOUT_CALL = "rollouts/without_call"
 OFFERED_TOOLS, CALLED_TOOL = "rollouts/offered_tools", "rollouts/called_tool"
+TOOL_CALLS = '"tool_calls": [{'
+"""JSON of an answer that calls a tool; inside a string its quotes would be escaped."""
 REPEATING_CALLS = "calls/repeating"
 IGNORED_REWARDS = "rewards/ignored"
 """Calls with a step reward that the credit method does not use."""
@@ -43,9 +45,7 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
         counts[f"excluded/{OTHER_MODEL}"] += num_others
     counts["tokens/sampled"] += sum(call.num_tokens for call in calls)
     counts[OFFERED_TOOLS] += any(map(_offers_tools, own_calls))
-    counts[CALLED_TOOL] += any(
-        '"tool_calls": [{' in call.response for call in own_calls
-    )  # quotes inside a string are escaped
+    counts[CALLED_TOOL] += any(TOOL_CALLS in call.response for call in own_calls)
     counts[REPEATING_CALLS] += sum(is_repeating(call.response_ids) for call in calls)
     if settings.credit.method in IGNORE_STEP_REWARDS:
         counts[IGNORED_REWARDS] += sum(reward != 0 for reward in rollout.rewards)
